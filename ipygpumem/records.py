@@ -199,7 +199,8 @@ _DECODERS: dict[Any, Decode] = {
 def _record(kind: type, values: dict[str, Any]) -> Any:
     """Return the record of a class, or the named tuple, with these plain values of its fields."""
     for name, value in values.items():
-        if name.endswith("_seconds") and type(value) in (int, float) and value < 0:
+        is_duration = name.endswith("_seconds") and type(value) in (int, float)
+        if is_duration and value < 0:
             raise ValueError("a duration is negative")
     fields = {}
     for name, hint in _hints(kind).items():

@@ -122,7 +122,8 @@ def parse_bytes(text: str) -> int:
     (1610612736, 24000000000)
     """
     size = _parsed_size(text)
-    if size.number and not (size.letter or size.bytes_word):
+    has_unit = size.letter or size.bytes_word
+    if size.number and not has_unit:
         raise UnitError(
             f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes"
         )

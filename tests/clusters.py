@@ -24,7 +24,7 @@ def ctrl_c(*conditions: Callable[[], bool]) -> None:
     def waits() -> bool:
         frame = sys._current_frames()[main]
         while frame is not None and not (
-            frame.f_code.co_name == "wait" and frame.f_locals.get("asked")
+            frame.f_code.co_name == "wait" and frame.f_locals.get("pending")
         ):
             frame = frame.f_back
         return frame is not None

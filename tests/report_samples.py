@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, outputs_report
+from ipygpumem.extras.cluster.engines_report import (
+    EngineOutput,
+    engines_report,
+    merged_record,
+    outputs_report,
+)
 from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.lines.gpumemit import statements_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
@@ -52,7 +57,7 @@ from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.report.status import status_report
 from ipygpumem.report.tensors import difference_report, groups_report, tensors_report
 from ipygpumem.report.top import top_report
-from ipygpumem.report.why import left_report, why_report
+from ipygpumem.report.why import undefined_name_report, why_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -141,7 +146,7 @@ def every_report(word: str = "x") -> list[Report]:
         report_of_status(word),
         *reports_of_tensors(word, tensor),
         *reports_of_names(word),
-        left_report(word, 1, survivors),
+        undefined_name_report(word, 1, survivors),
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, survivors, step),
         *reports_of_choices(word, usage),
@@ -287,5 +292,9 @@ def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
     return [
         engines_report(merged),
-        outputs_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word}),
+        outputs_report(
+            word,
+            {0: EngineOutput(word, word, {("in use", word): 1.0})},
+            {1: word, 2: word},
+        ),
     ]

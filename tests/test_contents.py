@@ -348,8 +348,8 @@ def grown(change: str) -> list[tuple[str, list[str], int]]:
     exec(change, names, names)
     names.pop("__builtins__")
     return [
-        (row.name, [type(item).__name__ for item in row.chain], row.grown.size_bytes // 1000)
-        for row in contents.grown(names, 100_000)
+        (row.name, [type(item).__name__ for item in row.chain], row.container.size_bytes // 1000)
+        for row in contents.grown_containers(names, 100_000)
     ]
 
 

@@ -199,17 +199,6 @@ def tool(name: str) -> Any:
     return module
 
 
-def names_in_table(folder: str) -> list[str]:
-    """Return the files and folders that the table of a folder in CONTRIBUTING.md lists."""
-    pattern = (
-        rf"^\| (?:file|folder|room) of `{folder}/` \| does \|\n\| --- \| --- \|\n((?:\|.+\n)+)"
-    )
-    table = re.search(pattern, read("CONTRIBUTING.md"), re.MULTILINE)
-    assert table is not None, folder
-    rows = "".join(re.findall(r"^\| (`.+?) \| ", table[1], re.MULTILINE))
-    return re.findall(r"`([\w./*]+?)/?`", rows)
-
-
 def files_and_folders(folder: str) -> set[str]:
     """Return the names of a folder's modules and packages."""
     names = {path.name for path in (ROOT / folder).iterdir()}
@@ -221,16 +210,6 @@ def matched(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
 
 
-@pytest.mark.parametrize(
-    "folder", ["ipygpumem", "ipygpumem/extras", "ipygpumem/heap", "ipygpumem/inventory"]
-)
-def test_the_rooms_and_their_folders_are_listed(folder: str) -> None:
-    listed = set(names_in_table(folder)) - {"__init__.py"}
-    files = files_and_folders(folder)
-    assert [name for name in listed if not fnmatch.filter(files, name)] == []
-    assert files - matched(files, listed) == set()
-
-
 _FOLDERS_OF_ROOMS = sorted(
     path.parent.relative_to(ROOT).as_posix()
     for path in (ROOT / "ipygpumem").glob("*/*/__init__.py")
@@ -239,24 +218,37 @@ _FOLDERS_OF_ROOMS = sorted(
 
 @pytest.mark.parametrize("folder", _FOLDERS_OF_ROOMS)
 def test_a_folder_of_many_files_lists_them_with_their_purpose(folder: str) -> None:
-    files = files_and_folders(folder)
+    files = {name for name in files_and_folders(folder) if "." in name}
     listed = set(re.findall(r"(?<![\w/])([\w*]+\.(?:py|js|css))\b", read(f"{folder}/__init__.py")))
     if len(files) > 3 or listed:
         assert [name for name in listed if not fnmatch.filter(files, name)] == []
         assert files - matched(files, listed) == set()
 
 
-def places_where_changes_begin() -> list[str]:
-    """Return the code in the second column of the table "Where is it?" in CONTRIBUTING.md."""
-    _, table = read("CONTRIBUTING.md").split("| a change of | begins in |\n| --- | --- |\n")
+def in_column(column: int, head: str) -> list[str]:
+    """Return the files and folders in a column of the table of CONTRIBUTING.md with this head."""
+    _, table = read("CONTRIBUTING.md").split(f"| {head} |\n| --- | --- |\n")
     names = list[str]()
     for row in table.partition("\n\n")[0].splitlines():
-        names += re.findall(r"`([\w./]+?)/?`", row.split(" | ")[1])
+        names += re.findall(r"`([\w./]+?)/?`", row.split(" | ")[column])
     return names
 
 
+@pytest.mark.parametrize(
+    ("folder", "head"),
+    [
+        ("ipygpumem", "room of `ipygpumem/` | does"),
+        ("ipygpumem/extras", "folder of `ipygpumem/extras/` | does"),
+    ],
+)
+def test_the_rooms_and_optional_features_are_listed(folder: str, head: str) -> None:
+    names = {path.name for path in (ROOT / folder).iterdir()}
+    ignored = {"__init__.py", "__pycache__", "py.typed"}
+    assert set(in_column(0, head)) - ignored == names - ignored
+
+
 def test_the_places_where_changes_begin_exist() -> None:
-    names = places_where_changes_begin()
+    names = in_column(1, "a change of | begins in")
     places = [name for name in names if "/" in name or name.endswith(".py")]
     rooms = (ROOT / "ipygpumem", ROOT / "ipygpumem" / "heap")
     assert len(places) > 20

@@ -319,15 +319,3 @@ def test_every_file_of_tests_belongs_to_a_room_or_to_the_whole() -> None:
     assert files - of_folders - named == set()
     assert named - files == set()
     assert rooms.LONGER.keys() <= rooms.ROOMS.keys()
-
-
-def test_tables_of_a_packages_files_are_complete() -> None:
-    """A reader looks for a file there first."""
-    tables = 0
-    for name, source in SOURCES.items():
-        path = ROOT.parent / Path(*name.split("."), "__init__.py")
-        named = set(re.findall(r"^(\w+\.py) ", source, re.MULTILINE))
-        if path.exists() and named:
-            tables += 1
-            assert named == {file.name for file in path.parent.glob("[!_]*.py")}, name
-    assert tables >= 3

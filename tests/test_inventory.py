@@ -183,17 +183,19 @@ def test_a_first_search_stops_in_a_huge_container_without_arrays(
     # No locals, because a search looks at those, too.
     made = SimpleNamespace(beside=numpy.ones(1), deep=numpy.ones(2))
     plain = [{"a": i, "b": []} for i in range(30_000)]
-    arrays, complete = baseline.within_reach({"plain": plain, "beside": {"x": [made.beside]}})
+    arrays, complete = baseline.arrays_within_reach(
+        {"plain": plain, "beside": {"x": [made.beside]}}
+    )
     assert [array is made.beside for array in arrays] == [True]
     assert not complete
     del arrays
-    arrays, complete = baseline.within_reach(
+    arrays, complete = baseline.arrays_within_reach(
         {"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": made.deep}
     )
     assert len({id(array) for array in arrays}) == 21_001
     assert complete
     del arrays
-    arrays, complete = baseline.within_reach(
+    arrays, complete = baseline.arrays_within_reach(
         {f"name{i}": i for i in range(50_000)} | {"last": made.deep}
     )
     assert [array is made.deep for array in arrays] == [True]

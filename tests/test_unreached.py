@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.inventory.leaks.unreached import led_to_by_names
+from ipygpumem.inventory.leaks.unreached import ids_behind_names
 
 
 class Holder:
@@ -64,7 +64,7 @@ def cached(item: object) -> Any:
 )
 def test_items_and_attributes_are_led_to(made: Any) -> None:
     item = object()
-    assert led_to_by_names([made(item), 1], {id(item)}) == {id(item)}
+    assert ids_behind_names([made(item), 1], {id(item)}) == {id(item)}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_items_and_attributes_are_led_to(made: Any) -> None:
 )
 def test_data_of_functions_and_errors_may_be_a_leak(made: Any) -> None:
     item = object()
-    assert led_to_by_names([made(item)], {id(item)}) == set()
+    assert ids_behind_names([made(item)], {id(item)}) == set()
 
 
 def test_very_many_objects_are_left_to_the_search_for_holders(
@@ -85,13 +85,13 @@ def test_very_many_objects_are_left_to_the_search_for_holders(
     chain = [item]
     for _ in range(2_000):
         chain = [chain]
-    assert led_to_by_names([chain], {id(item)}) == set()
-    assert led_to_by_names([[item], [chain]], {id(item)}) == {id(item)}
+    assert ids_behind_names([chain], {id(item)}) == set()
+    assert ids_behind_names([[item], [chain]], {id(item)}) == {id(item)}
 
 
 def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_NAMED", 1_000)
-    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._WIDE", 100)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_ITEMS_AT_ONCE", 100)
     monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_TOGETHER", 150)
     item, last = object(), object()
     deep: Any = item
@@ -102,7 +102,7 @@ def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.Monke
     table[7]["last"] = [last]
     batches = [[{"id": [number]} for number in range(101)] for _ in range(101)]
     names = [{"rows": rows}, batches, table, deep]
-    assert led_to_by_names(names, {id(item), id(last)}) == {id(item), id(last)}
+    assert ids_behind_names(names, {id(item), id(last)}) == {id(item), id(last)}
 
 
 def test_an_array_that_a_cut_search_does_not_reach_is_no_leak(

@@ -244,7 +244,9 @@ class Plan:
         if headroom is not None:
             self.headroom = _parsed_share(headroom)
         self._given_options = _GivenOptions(
-            step is not None, headroom is not None, max_tries is not None
+            step=step is not None,
+            headroom=headroom is not None,
+            max_tries=max_tries is not None,
         )
         self._turns = 0
         """How often a variable had its turn to be reduced."""

@@ -14,9 +14,11 @@ from ipygpumem.units import MIB
 LISTING_SECONDS = 0.5
 """CPU time for listing the objects that an error keeps alive."""
 SPARE_BYTES = 32 * MIB
-"""Memory that must be left: a walk takes a few MiB between two looks."""
+"""Memory that must stay available: a walk takes a few MiB between two looks."""
 _SECONDS_BETWEEN_LOOKS = 0.01
-"""A look at the memory that is available takes half a millisecond."""
+"""Seconds between two looks at the memory that is available, each of which takes half a
+millisecond.
+"""
 
 
 class AllowanceError(GpuMemError):
@@ -26,8 +28,8 @@ class AllowanceError(GpuMemError):
 class Allowance:
     """CPU time of this thread, and memory, that some walks may take together.
 
-    A walk asks ``is_spent`` before each chunk of objects, and stops if so. A spent allowance stays
-    spent.
+    A walk asks ``is_spent`` before each chunk of objects, and stops if it is. A spent allowance
+    stays spent.
 
     Args:
         seconds: CPU time from now on.
@@ -90,11 +92,15 @@ class Allowance:
             return False
 
     def share(self, parts: int) -> Allowance:
-        """Return an allowance of one of ``parts`` of the time that is left, so that one object
-        cannot take it all.
+        """Return an allowance of one of ``parts`` equal parts of the remaining time, so that one
+        object cannot take it all: ``share(3)`` has a third of it.
+
+        It is also spent once this one is.
         """
-        left = max(0.0, self._end - self._clock())
-        return Allowance(left / parts, clock=self._clock, available=self._available, whole=self)
+        remaining_seconds = max(0.0, self._end - self._clock())
+        return Allowance(
+            remaining_seconds / parts, clock=self._clock, available=self._available, whole=self
+        )
 
     def check(self, *_: object) -> None:
         """Stop work whose result is needed as a whole; serves as a progress callback.

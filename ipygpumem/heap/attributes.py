@@ -26,15 +26,15 @@ MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """Attributes in which a torch module has its parts by name; users write ``model.weight`` for
 ``model._parameters["weight"]``.
 """
-_MOST_TRIED = 10
+_MOST_KEYS_TRIED = 10
 """Number of keys of a dict that are compared with attributes."""
 MISSING = object()
 """Stands for the value of an attribute that an object has not."""
 
 
 def has_nameless_attributes(item: object) -> bool:
-    """Return True if an object may store attributes outside a dict: the collector reports their
-    values without names.
+    """Return True if an object may store attributes outside a dict, so that the collector reports
+    their values, and nothing tells their names without creating the dict.
     """
     return bool(flags_of(type(item)) & MANAGED_DICT)
 
@@ -46,10 +46,12 @@ def attributes_in_dict(item: object, referents: Sequence[object]) -> dict[str, A
         item: an object that is no class.
         referents: the objects to which it refers.
     """
+    # A dict has the attributes if its first entries are attributes of the object, with the same
+    # values. It is unclear if none of its keys can be read without running code.
     is_unclear = False
     for candidate in referents:
         if type(candidate) is dict and candidate:
-            are_attributes = set(islice(_are_attributes(item, candidate), _MOST_TRIED))
+            are_attributes = set(islice(_are_attributes(item, candidate), _MOST_KEYS_TRIED))
             if are_attributes == {True}:
                 return candidate
             is_unclear = is_unclear or not are_attributes
@@ -64,7 +66,8 @@ def attribute_name(item: object, value: object, known: Sequence[str] = ()) -> st
     Args:
         item: the object, which gets a dict if no known name is right.
         value: the value of the attribute.
-        known: names of attributes of other objects of the same class.
+        known: names to try first, such as those of attributes of other objects of the same class:
+            reading them creates no dict.
     """
     for name in known:
         if _is_readable(type(item), name) and _read(item, name) is value:
@@ -79,10 +82,8 @@ def attribute_name(item: object, value: object, known: Sequence[str] = ()) -> st
 
 
 def reader_of(kind: type, name: str) -> Callable[[object], object] | None:
-    """Return the function that reads an attribute of a class's instances; None if reading it runs
-    code.
-
-    It returns ``MISSING`` for an instance without the attribute.
+    """Return a function that reads the attribute ``name`` of instances of a class, and returns
+    ``MISSING`` for an instance without it; None if reading it runs code.
     """
     slot = slot_descriptors(kind).get(name)
     if slot is not None:
@@ -93,8 +94,8 @@ def reader_of(kind: type, name: str) -> Callable[[object], object] | None:
 
 
 def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
-    """Yield for each entry of a dict whether it is an attribute of an object, too; nothing for
-    names that cannot be read without running code.
+    """Yield for each entry of a dict whether the object has an attribute of this name with the same
+    value. Names that cannot be read without running code are left out.
     """
     for name, value in list(names.items()):
         if type(name) is str and _is_readable(type(item), name):
@@ -102,7 +103,9 @@ def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
 
 
 def _read(item: object, name: str) -> object:
-    """Return an attribute that is readable; ``MISSING`` if the object does not have it."""
+    """Return an attribute for which ``_is_readable`` is True; ``MISSING`` if the object does not
+    have it.
+    """
     try:
         return object.__getattribute__(item, name)  # finds it without creating the dict
     except (AttributeError, TypeError):
@@ -110,18 +113,20 @@ def _read(item: object, name: str) -> object:
 
 
 def _is_readable(kind: type, name: str) -> bool:
-    """Return True if reading an attribute runs no code of a property or another descriptor in the
-    class.
+    """Return True if reading the attribute ``name`` of an instance of ``kind`` runs no code: the
+    class has no property or other descriptor of this name.
     """
     for base in mro_of(kind):
-        in_class = class_dict(base).get(name, MISSING)
-        if in_class is not MISSING:
-            return not is_descriptor(in_class)
+        value_in_class = class_dict(base).get(name, MISSING)
+        if value_in_class is not MISSING:
+            return not is_descriptor(value_in_class)
     return True
 
 
 def slot_descriptors(kind: type) -> dict[str, Any]:
-    """Return the slots of a class and its bases by name."""
+    """Return the descriptors of the slots of a class and its bases, by name; of slots with one name
+    that of the nearest class.
+    """
     descriptors: dict[str, Any] = {}
     for base in reversed(type.mro(kind)):
         members = list(class_dict(base).items())
@@ -133,7 +138,7 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
 
 
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
-    """Return the attributes of an object that are stored in slots and set, by name.
+    """Return the values of an object's slots by name, without slots that are not set.
 
     Args:
         item: the object.

@@ -22,4 +22,6 @@ UNTRACKED: tuple[Any, ...] = (dict, tuple)
 UNTRACKED_TYPES = frozenset(map(id, UNTRACKED))
 """Identities of these types."""
 LARGE: tuple[Any, ...] = (dict, list, set)
-"""Tracked containers that a heap lists as large ones if they hold much."""
+"""Tracked containers that a heap lists as large ones if they are large by themselves, without their
+items.
+"""

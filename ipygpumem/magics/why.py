@@ -15,7 +15,12 @@ from ipygpumem.introspect import type_name
 from ipygpumem.inventory.names.ownership import ownership_of
 from ipygpumem.magics import completions, tensors
 from ipygpumem.report.layout import Report
-from ipygpumem.report.why import left_report, of_ipython_report, outputs_report, why_report
+from ipygpumem.report.why import (
+    of_ipython_report,
+    outputs_report,
+    undefined_name_report,
+    why_report,
+)
 from ipygpumem.report.words import clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command, did_you_mean
@@ -80,7 +85,7 @@ def _report_on_object(
     outputs = outputs_of(app.context.shell, only_object[0])
     notes = ownership.notes
     text = only_object[0]
-    if not is_name and type(text) is str and text in app.context.namespace:
+    if not is_name and type(text) is str and text in app.context.namespace:  # ``"model"``
         notes = (*notes, f"this is about the text; for the variable: %gpumem why {text}")
     return why_report(replace(ownership, outputs=outputs, notes=notes))
 
@@ -116,6 +121,6 @@ def _report_on_missing_name(app: App, name: str) -> Report:
     """
     cell = cell_that_bound(app.context.shell, name)
     similar_name = "" if cell is not None else did_you_mean(name, list(app.context.namespace))
-    return left_report(
+    return undefined_name_report(
         name, cell, app.experiments.survivors.rows_of_deleted_name(name, cell), similar_name
     )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Report:
-    """Return the report of an autofit: the last values with their outcome, and all tries.
+    """Return the report of an autofit: the values of the last try with its outcome, and a table of
+    all tries.
 
     Args:
         tries: the tries, in order.

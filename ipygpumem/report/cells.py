@@ -34,7 +34,12 @@ def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
-    """Return the one-line report of a trace; ``note`` follows its name, if there is one."""
+    """Return the one-line report of a trace.
+
+    Args:
+        record: the trace's record.
+        note: a text to show after its name; may be empty.
+    """
     title = "trace"
     if record.label:
         title = f"trace {clean_name(record.label)}"
@@ -56,7 +61,13 @@ def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
 def _span_segments(
     record: CellRecord | TraceRecord, scales: Scales | None = None
 ) -> list[LineSegment | str]:
-    """Return a headline's parts: time, error, a child process's peak, each device in use."""
+    """Return the parts of a headline: time, error, a child process's peak, and each device in use.
+    Only a device whose memory has changed has a peak and a bar.
+
+    Args:
+        record: the cell or trace.
+        scales: the lengths of the bars; None for a headline without bars.
+    """
     segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
     if record.error is not None:
         segments.append(clean_name(record.error))
@@ -85,8 +96,8 @@ def begins_with_our_command(record: CellRecord) -> bool:
 
 
 def is_quiet(record: CellRecord) -> bool:
-    """Return True if a cell has nothing to report: no device changed, nothing failed, no child
-    process holds memory.
+    """Return True if a cell has nothing to report: no device has changed, nothing has failed, and
+    neither child processes nor shared memory are in use.
     """
     if record.error is not None or record.recovery is not None:
         return False
@@ -104,14 +115,16 @@ def usage_parts(usages: Iterable[Usage]) -> list[str]:
 
 
 def has_changed(usage: Usage) -> bool:
-    """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by
-    the cell.
+    """Return True if at least a MiB was kept, freed or needed for a while; less is usually not
+    caused by the cell.
     """
     return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
 
 
 def _usage_part(usage: Usage) -> str:
-    """Return a device's change, peak and use in words."""
+    """Return a device's change, peak and use in words, such as
+    ``RAM +64 MiB, peak +128 MiB, 5.1 of 16 GiB``.
+    """
     parts = [f"{usage_label(usage)} {format_change(usage.delta_bytes)}"]
     if usage.device not in OUTSIDE:
         parts.append(f"peak {peak_label(usage)}")
@@ -120,7 +133,9 @@ def _usage_part(usage: Usage) -> str:
 
 
 def usage_label(usage: Usage) -> str:
-    """Return the name of the device, with the measure of child processes where it is not PSS."""
+    """Return the name of a device. That of child processes says so if they are measured by RSS, in
+    which shared pages count several times.
+    """
     label = device_label(usage.device)
     if usage.device == "children" and usage.note:
         label += " by RSS"
@@ -128,7 +143,9 @@ def usage_label(usage: Usage) -> str:
 
 
 def _of_total(usage: Usage) -> str:
-    """Return the memory in use now out of the total; empty if the report shows no total."""
+    """Return the memory in use and the total, such as ``5.1 of 16 GiB``; empty if the report shows
+    no total.
+    """
     total = usage.total_bytes
     if total is None:
         return ""

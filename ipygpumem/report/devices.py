@@ -17,20 +17,21 @@ def device_label(device: str) -> str:
 
 
 def accelerator(device: str) -> str:
-    """Return a device's name; an empty text for the host, where most objects are."""
+    """Return a device's name for the column of a table; an empty text for the host, where most
+    objects are.
+    """
     return "" if device == "cpu" else clean_name(device)
 
 
 def is_worth_a_row(device: str, size_bytes: int) -> bool:
-    """Return True unless ``size_bytes`` are less than a MiB of shared memory or of child processes.
-
-    Semaphores of libraries take a few KiB of shared memory, which no user asks about.
+    """Return True if the memory of a device is worth a row. Less than a MiB of shared memory or of
+    child processes is not: semaphores of libraries take a few KiB, which no user asks about.
     """
     return device not in OUTSIDE or abs(size_bytes) >= MIB
 
 
 def is_worth_reporting(usage: Usage) -> bool:
-    """Return True for a device worth reporting: the host, and any other that is or was in use."""
+    """Return True for the host, and for any other device that is or was in use."""
     most_bytes = max(usage.peak_bytes, usage.before_bytes)
     if usage.device in OUTSIDE:
         return is_worth_a_row(usage.device, most_bytes)

@@ -57,7 +57,8 @@ def _lines_fact(title: str, lines: Sequence[str]) -> Fact:
 
 
 def _verdict(device: DeviceEstimate, size: str, *, is_bound: bool) -> str:
-    """Return a device's peak and, if the device's memory is known, the verdict if the code fits.
+    """Return a device's peak and, if the device's memory is known, the verdict:
+    ``cuda:0 peak 9.1 GiB, fits: needs 9.6 of 16 GiB``.
 
     Args:
         device: the estimate for the device.
@@ -80,8 +81,8 @@ def _verdict(device: DeviceEstimate, size: str, *, is_bound: bool) -> str:
 
 
 def _tables(device: DeviceEstimate, title: str) -> list[Table]:
-    """Return a device's three tables: the memory at the peak by purpose, the memory that the device
-    needs in addition, and the verdict if all of it fits.
+    """Return a device's three tables: the memory at the peak by purpose; the memory that the device
+    needs in addition; the verdict, with the sizes that it depends on.
     """
     parts = share_rows(device.parts, device.peak_bytes)
     parts.append({"size": format_bytes(device.peak_bytes), "at the peak": "sum: the peak"})
@@ -93,8 +94,8 @@ def _tables(device: DeviceEstimate, title: str) -> list[Table]:
 
 
 def _added_rows(device: DeviceEstimate) -> list[dict[str, str]]:
-    """Return a row for each size that the device needs in addition to the peak, and their sum with
-    the peak; no rows if it needs only the peak.
+    """Return a row for each size that the device needs in addition to the peak, and one for their
+    sum with the peak. Return no rows if it needs only the peak.
     """
     is_host = device.device == "cpu"
     context = "other memory of this process" if is_host else "CUDA context"
@@ -113,8 +114,8 @@ def _added_rows(device: DeviceEstimate) -> list[dict[str, str]]:
 
 
 def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
-    """Return the rows of the third table: the memory allocated before, kept afterwards and
-    reserved, and last the available memory with the verdict.
+    """Return the rows of the third table: the memory allocated before, kept afterwards, and
+    reserved; last, the memory that is available, with the verdict.
     """
     sizes = dict[str, str]()
     if device.before_bytes:
@@ -133,15 +134,15 @@ def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
 
 
 def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
-    """Return a row for each part of the memory at the peak, with its share, and one for all tiny
-    parts together.
+    """Return a row with its share for each part of the memory at the peak. Tiny parts have one row
+    together.
 
     Args:
         parts: the bytes of each part by its purpose, such as ``parameters``.
         peak_bytes: the bytes at the peak.
     """
-    least = _TINY_SHARE * peak_bytes
-    tiny_parts = {name: size for name, size in parts.items() if 0 < size < least}
+    least_bytes = _TINY_SHARE * peak_bytes
+    tiny_parts = {name: size for name, size in parts.items() if 0 < size < least_bytes}
     parts_shown = parts
     if len(tiny_parts) > 1:
         parts_shown = {name: size for name, size in parts.items() if name not in tiny_parts}
@@ -177,8 +178,11 @@ def summary_report(summary: ModelSummary) -> Report:
 
 
 def _row_of_module(row: ModuleRow, total_bytes: int) -> dict[str, str]:
-    """Return the row of a module, with its share of the model's ``total_bytes``; figures of zero
-    are left out.
+    """Return the row of a module. Figures of zero are left out.
+
+    Args:
+        row: the module.
+        total_bytes: the bytes of the whole model, of which it shows the share.
     """
     weights = row.parameter_bytes + row.buffer_bytes
     texts = {"module": _module_label(row), "type": clean(row.type_name)}
@@ -195,7 +199,9 @@ def _row_of_module(row: ModuleRow, total_bytes: int) -> dict[str, str]:
 
 
 def _module_label(row: ModuleRow) -> str:
-    """Return a module's name, indented, with the number of its calls if that is not 1."""
+    """Return a module's name, indented by its depth; with the number of its calls if that is not 1:
+    ``· attention (×12)``.
+    """
     name = row.name.rpartition(".")[2] or "(whole)"
     label = "· " * row.depth + name
     if not row.calls:

@@ -21,11 +21,11 @@ _LEAST_SHARE = 0.01
 def experiment_reports(
     record: ExperimentRecord, style: str, scales: Scales | None = None
 ) -> list[Report]:
-    """Return the report of a finished experiment.
+    """Return the report of a finished experiment in a list; no report with the style ``none``.
 
     Args:
         record: its record.
-        style: its level of detail, ``full`` or ``compact``; with ``none`` there is no report.
+        style: its level of detail: ``full``, ``compact`` or ``none``.
         scales: the lengths of the bars; None outside of a session.
     """
     if style == "none":
@@ -50,7 +50,9 @@ def experiment_reports(
 
 
 def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
-    """Return an experiment's figures on one device in a few words."""
+    """Return an experiment's figures on one device in words: ``RAM consumed +64 MiB, freed 64 MiB,
+    peak +128 MiB``.
+    """
     labels = end_labels(record, usage.device)
     consumed, freed = labels["consumed"], labels["freed"]
     text = f"{usage_label(usage)} consumed {consumed}, freed {freed}"
@@ -94,12 +96,14 @@ def name_facts(record: ExperimentRecord) -> list[Fact]:
 
 
 def _kept_names(record: ExperimentRecord) -> list[str]:
-    """Return the kept names, the largest first, with the memory of large objects."""
+    """Return the kept names, such as ``model (RAM 12 MiB)``, the largest first; small objects
+    without their memory.
+    """
     texts = dict[str, str]()
     for item in record.kept_objects:
         bound = "at least " if item.is_at_least else ""
-        least = _LEAST_SHARE * sum(item.device_bytes.values())
-        large = {device: size for device, size in item.device_bytes.items() if size >= least}
+        least_bytes = _LEAST_SHARE * sum(item.device_bytes.values())
+        large = {device: size for device, size in item.device_bytes.items() if size >= least_bytes}
         sizes = ", ".join(devices.sizes(large))
         texts[item.name] = f"{clean_name(item.name)} ({bound}{sizes})"
     for name in record.kept:
@@ -108,8 +112,9 @@ def _kept_names(record: ExperimentRecord) -> list[str]:
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
-    """Return the labels of the memory that an experiment held at its end on a device, and of the
-    memory freed: 0 B if memory grew during the end, for instance by our own records.
+    """Return two labels for a device: the memory that an experiment held at its end (``consumed``),
+    and the part of it that was freed. That is 0 B if memory grew during the end, for instance by
+    our own records.
     """
     freed = record.freed.get(device)
     if freed is None:
@@ -119,7 +124,9 @@ def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
 
 
 def times(seconds: float, span_seconds: float) -> list[str]:
-    """Return the time in an experiment's cells, and the span from start to end if it has pauses."""
+    """Return the time in an experiment's cells; and the span from start to end, if there were
+    pauses between cells.
+    """
     texts = [format_seconds(seconds)]
     if has_pauses(seconds, span_seconds):
         texts.append(f"span {format_seconds(span_seconds)}")
@@ -127,5 +134,7 @@ def times(seconds: float, span_seconds: float) -> list[str]:
 
 
 def has_pauses(seconds: float, span_seconds: float) -> bool:
-    """Return True if an experiment's span is notably longer than the time in its cells."""
+    """Return True if an experiment took at least a second longer than its cells: there were pauses
+    between them.
+    """
     return span_seconds > seconds + 1

@@ -56,7 +56,7 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 def to_json(record: SessionRecord) -> str:
-    """Return the record as JSON in ASCII, so that even broken text in it survives."""
+    """Return the record as JSON. It is in ASCII, so that even broken text in it survives."""
     return json.dumps({"format": _NAME, "schema": SCHEMA, **record.to_dict()}, allow_nan=False)
 
 
@@ -69,7 +69,7 @@ Modules = Mapping[str, Callable[[], object]]
 
 
 def from_json(text: str, name: str, saved_at: float, modules: Modules) -> SessionRecord:
-    """Return the record that ``to_json`` wrote, or the records in a notebook.
+    """Return the record that ``to_json`` wrote, or the records in the outputs of a notebook.
 
     Args:
         text: the content of the file.
@@ -109,13 +109,14 @@ def _is_export(data: Any) -> bool:
 
 
 def _data_of(text: str, name: str, saved_at: float, modules: Modules) -> Any:
-    """Return the plain values of an export, as they are or from a notebook's outputs. The arguments
-    are those of ``from_json``.
+    """Return the plain values of an export; those of a notebook are collected from its outputs. The
+    arguments are those of ``from_json``.
     """
     constants: list[str] = []
 
     def text_of_constant(word: str) -> str:
-        # A notebook may have NaN elsewhere; as text it is no number of a record.
+        # JSON has no NaN or Infinity, so an export with one is damaged. A notebook may have it in
+        # the output of another program, where it does not matter.
         constants.append(word)
         return word
 
@@ -131,7 +132,9 @@ def _data_of(text: str, name: str, saved_at: float, modules: Modules) -> Any:
 
 
 def _fault_of(record: SessionRecord) -> str:
-    """Return a fault of a record that was read, in words; empty if it has none."""
+    """Return the fault of a record, in words; empty if it has none. Such a record was not written
+    by us, and would break pictures and tables.
+    """
     runs: list[Any] = [*record.cells, *record.experiments, *record.traces]
     devices = set[str]()
     for run in runs:
@@ -146,7 +149,7 @@ def _fault_of(record: SessionRecord) -> str:
 def _data_of_notebook(
     notebook: dict[str, Any], name: str, saved_at: float, modules: Modules
 ) -> dict[str, Any]:
-    """Return the records in a notebook's outputs as the plain values of an export; the metadata of
+    """Return the records in a notebook's outputs as the plain values of an export. Metadata of
     other programs is ignored.
     """
     data: dict[str, Any] = {"format": _NAME, "schema": 0, "saved_at": saved_at}
@@ -167,7 +170,9 @@ def _data_of_notebook(
 
 
 def _add_records(data: dict[str, Any], metadata: Any, modules: Modules) -> None:
-    """Add the records in our metadata of an output to the plain values of an export."""
+    """Add the records in our metadata of one output to the plain values of an export; also the
+    newest schema, and the numbers of records that were left out of the notebook.
+    """
     data["schema"] = max(data["schema"], metadata.get("schema", 0))
     for record in metadata.get("records", ()):
         kind = record["kind"]
@@ -179,14 +184,18 @@ def _add_records(data: dict[str, Any], metadata: Any, modules: Modules) -> None:
 
 
 def _has_class(kind: object, modules: Modules) -> bool:
-    """Return True if there is a class for a kind of record; it is imported, if need be."""
+    """Return True if there is a class for a kind of record. An optional feature's class is imported
+    for this.
+    """
     if type(kind) is str and not is_kind(kind) and kind in modules:
         modules[kind]()
     return is_kind(kind)
 
 
 def to_csv(record: SessionRecord) -> str:
-    """Return the cells as CSV: a row for each cell and device; one for a cell without figures."""
+    """Return the cells as CSV, with one row for each device of a cell; a cell without figures has
+    one row.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -201,7 +210,9 @@ def to_csv(record: SessionRecord) -> str:
 
 
 def _no_formula(value: object) -> object:
-    """Return a number unchanged, and text so that no spreadsheet runs it as a formula."""
+    """Return a text in a form that no spreadsheet runs as a formula; anything but text is returned
+    unchanged.
+    """
     if type(value) is not str:
         return value
     text = clean(value)
@@ -226,7 +237,7 @@ SUFFIXES = tuple(_FORMATS)
 def save(
     path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False
 ) -> tuple[Path, int]:
-    """Write ``record`` to ``path`` in the format of its suffix; return the resolved path and the
+    """Write a session to a file, in the format of its suffix. Return the resolved path and the
     file's size in bytes.
 
     Args:
@@ -242,6 +253,7 @@ def save(
     render, head = _FORMATS[suffix]
 
     def is_ours(beginning: str) -> bool:
+        """Return True if a file begins like an export in this format."""
         return beginning.startswith(head)
 
     return place, write(place, render(record), is_ours=is_ours, force=force)
@@ -272,7 +284,7 @@ def load(path: str | os.PathLike[str], modules: Modules) -> SessionRecord:
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Return the resolved path: ``~`` is expanded, links are followed."""
+    """Return the absolute path of a file: ``~`` is expanded, and links are followed."""
     try:
         name = os.fsdecode(path)
     except TypeError:
@@ -286,7 +298,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
-    """Write a file completely or not at all; return its size in bytes.
+    """Write a file completely or not at all. Return its size in bytes.
 
     Args:
         place: the path, from ``place_of``.
@@ -322,7 +334,8 @@ def _beginning_of(place: Path) -> str:
 
 
 def _replace_file(place: Path, data: bytes, mode: int | None) -> None:
-    """Write ``data`` to a temporary file, and then rename it to ``place``.
+    """Write a temporary file, and then rename it to ``place``: a reader sees the old file or the
+    new one, never a part.
 
     Args:
         place: the path.
@@ -351,13 +364,13 @@ def _replace_file(place: Path, data: bytes, mode: int | None) -> None:
 
 
 def _machine_id() -> str:
-    """Return a short identifier of the machine and PID namespace."""
+    """Return a short identifier of the machine and PID namespace: a PID means nothing elsewhere."""
     return hashlib.sha256(host.process_space().encode()).hexdigest()[:8]
 
 
 def _remove_stale_files(folder: Path) -> None:
-    """Remove temporary files of killed processes from a folder; files of other machines only if
-    they are an hour old.
+    """Remove the temporary files that killed processes have left in a folder. Files of another
+    machine, which may still be written, are removed only if they are an hour old.
     """
     with contextlib.suppress(OSError):
         for path in folder.glob(".ipygpumem-*.tmp"):

@@ -39,7 +39,9 @@ def freed_report(
 
 
 def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
-    """Return the bytes freed on a device in words; if no tensor was freed, the reserved memory."""
+    """Return the bytes freed on a device in words. If no tensor was freed, but memory that the
+    allocator had reserved, say that.
+    """
     reserved_bytes = 0
     for step in steps:
         reserved_bytes += max(0, step.freed_reserved.get(device, 0))
@@ -55,10 +57,10 @@ _SMALL_TRIM_BYTES = 4 * MIB
 
 
 def step_shares(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:
-    """Return the memory freed by each step, such as ``names (RAM 1 GiB)``, then by ended processes,
-    and last the part of the total that no step has freed.
+    """Return the memory freed by each step, such as ``names (RAM 1 GiB)``; then by processes that
+    ended; last, the part of the total that no step has freed.
 
-    Shares below 1 % are one item together, and tiny ones are left out.
+    Steps that freed less than 1 % are one item together, and tiny ones are left out.
 
     Args:
         steps: the steps that freed memory.
@@ -78,6 +80,7 @@ def step_shares(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[
         is_noise = step.name == FREE_HEAP_PAGES and freed.get("cpu", 0) < _SMALL_TRIM_BYTES
         if not is_noise:
             shares.add(step.name, freed)
+    # Processes may end by themselves, such as the workers of a data loader that was deleted.
     freed_by_ended_processes = unexplained.pop("children", 0)
     if freed_by_ended_processes >= _TINY_BYTES:
         shares.texts.append(f"processes that ended ({format_bytes(freed_by_ended_processes)})")
@@ -87,13 +90,13 @@ def step_shares(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[
 
 
 class _Shares:
-    """Shares of freed memory.
+    """Collects the shares of freed memory that are large enough to be shown.
 
     Args:
         total: the bytes freed on each device.
 
     Attributes:
-        texts: the shares that are large enough to be shown.
+        texts: the shares that are shown.
         small: the bytes of the smaller ones by device.
     """
 
@@ -103,7 +106,7 @@ class _Shares:
         self.small = Counter[str]()
 
     def add(self, name: str, sizes: Mapping[str, int]) -> None:
-        """Add the bytes that one step freed on each device."""
+        """Add the bytes that one step freed on each device: as a text, or to the small ones."""
         large: dict[str, int] = {}
         for device, size in sizes.items():
             hundredth = self._total.get(device, 0) // 100
@@ -116,7 +119,9 @@ class _Shares:
 
 
 def freed_reserved(steps: Iterable[FreeingStep]) -> Counter[str]:
-    """Return the reserved memory that steps freed on each device."""
+    """Return the memory that allocators had reserved and that steps have returned to each
+    device.
+    """
     reserved = Counter[str]()
     for step in steps:
         reserved.update(step.freed_reserved)

@@ -28,7 +28,9 @@ STATUS_LISTS_PROCESSES = "%gpumem status lists all child processes, with the lin
 
 
 def growth_line(growth: Growth) -> str:
-    """Return the warning about a cell that grows with every run."""
+    """Return the warning about a cell that grows with every run: ``this cell has grown RAM by 64
+    MiB on each of its last 3 runs``.
+    """
     device = device_label(growth.device)
     return (
         f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} "
@@ -37,15 +39,15 @@ def growth_line(growth: Growth) -> str:
 
 
 def growth_size(growth: Growth) -> str:
-    """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB``."""
-    least = format_bytes(growth.least_bytes)
-    most = format_bytes(growth.most_bytes)
-    if least == most:
-        return most
-    number, unit = least.split()
-    if most.endswith(f" {unit}"):
-        least = number
-    return f"{least} to {most}"
+    """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB`` if runs differ."""
+    least_text = format_bytes(growth.least_bytes)
+    most_text = format_bytes(growth.most_bytes)
+    if least_text == most_text:
+        return most_text
+    number, unit = least_text.split()
+    if most_text.endswith(f" {unit}"):
+        least_text = number
+    return f"{least_text} to {most_text}"
 
 
 def loop_growth_line(growth: Growth) -> str:
@@ -66,9 +68,10 @@ def holder_lines(
     free_bytes: int,
 ) -> list[str]:
     """Return lines on the holders of the memory that each of the last runs added, the largest
-    first.
+    first: ``RAM +64 MiB per run is held by log (list of ndarray)``.
 
-    Names are compared, not objects: a name that the code rebinds each time holds as much as before.
+    Names are compared, not objects: a name that the code binds again each time holds as much as
+    before.
 
     Args:
         before: the memory of all names, and the arrays without a name, before these runs.
@@ -91,12 +94,14 @@ def holder_lines(
 
 
 def _held_line(growth: Growth, size: int, run_word: str, holder: str) -> str:
-    """Return the line about a holder of ``size`` bytes of each run's growth."""
+    """Return the line that a holder has ``size`` bytes of each run's growth."""
     return f"{_growth_per_run(growth, size, run_word)} is held by {holder}"
 
 
 def _holder_text(holder: GrowthHolder) -> str:
-    """Return the path to a holder's arrays or, if it has none, its name and content."""
+    """Return a holder in words: the path to its arrays if there is one, else its name and
+    content.
+    """
     if holder.path:
         return clean(holder.path)
     if holder.row is None:
@@ -112,8 +117,8 @@ def _growth_per_run(growth: Growth, size: int, run_word: str) -> str:
 def process_lines(
     grown: Iterable[ProcessGrowth], growth: Growth, run_word: str, runs: int
 ) -> list[str]:
-    """Return lines on the child processes that grew with each of the last runs, with the lines of
-    code that end them.
+    """Return lines on the child processes that grew with each of the last runs, with the code that
+    ends them.
 
     Args:
         grown: the growth of groups of processes, each ended by one line.
@@ -121,17 +126,19 @@ def process_lines(
         run_word: the word for a run, such as ``iteration``.
         runs: the number of runs.
     """
-    least = growth.least_bytes * LEAST_SHARE
+    least_bytes = growth.least_bytes * LEAST_SHARE
     lines = list[str]()
     for item in grown:
         size = item.grown_bytes // runs
-        if size >= least:
+        if size >= least_bytes:
             lines.append(_held_line(growth, size, run_word, _words_on_processes(item)))
     return lines[:_HOLDERS_SHOWN]
 
 
 def _words_on_processes(item: ProcessGrowth) -> str:
-    """Return a group of processes by number and name, and the line that ends them."""
+    """Return a group of processes by number and name, and the line that ends them: ``process 4711
+    (python); to end it: worker.terminate()``.
+    """
     processes = [f"{child.pid} ({clean(child.name)})" for child in item.processes]
     noun = "processes"
     pronoun = "them"
@@ -145,8 +152,8 @@ def _words_on_processes(item: ProcessGrowth) -> str:
 
 
 def free_heap_line(growth: Growth, size: int, run_word: str) -> list[str]:
-    """Return a line if free pages of malloc's heap account for at least half of the growth of RAM,
-    else none.
+    """Return a line, in a list, if free pages of malloc's heap account for at least half of the
+    growth of RAM; else nothing.
 
     Args:
         growth: the growth of RAM per run.
@@ -161,7 +168,7 @@ def free_heap_line(growth: Growth, size: int, run_word: str) -> list[str]:
 
 
 def unknown_line(growth: Growth) -> str:
-    """Return the line about a device's growth whose holder was not found."""
+    """Return the line that a device grows, but nothing was found that holds the new memory."""
     return (
         f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its "
         f"holder is unknown"

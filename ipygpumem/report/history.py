@@ -72,8 +72,11 @@ def _cell_row(cell: CellRecord, figures: dict[str, str]) -> dict[str, str]:
 
 
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
-    """Return a report with a row for each of ``traces``, which may be iterations of loops, out of
-    ``total`` ones.
+    """Return a report with a row for each trace.
+
+    Args:
+        traces: the traces to show, which may be iterations of loops.
+        total: the number of all traces.
     """
     rows = list(map(_trace_row, traces, _figures(traces)))
     number = _number_shown(traces, total, "trace")
@@ -92,7 +95,13 @@ def _trace_row(trace: TraceRecord, figures: dict[str, str]) -> dict[str, str]:
 
 
 def _table_of_figures(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
-    """Return a table whose columns are numbers, except those named in ``words``."""
+    """Return a table whose columns are numbers.
+
+    Args:
+        rows: the texts of each row, by heading.
+        words: the columns that are no numbers.
+        title: the title.
+    """
     numbers = rows[0].keys() - words
     return Table.of(rows, numbers, title, code={"source"})
 
@@ -106,8 +115,12 @@ def _number_shown(shown: Sequence[object], total: int, noun: str) -> str:
 
 
 def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
-    """Return the figures of each record, by heading: kept memory and peak of each device and, for
-    the iterations of a loop, the growth since the ``first`` one.
+    """Return the figures of each record by heading: the memory that it kept on each device, and the
+    peak. An iteration of a loop also has the growth since the first one.
+
+    Args:
+        spans: the records.
+        first: the first iteration, if they are iterations; else None.
     """
     devices = _devices_worth_reporting(spans)
     rows = []
@@ -126,8 +139,13 @@ def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, s
 def _device_figures(
     span: CellRecord | ExperimentRecord | TraceRecord, device: str, usage: Usage | None
 ) -> dict[str, str]:
-    """Return the memory that a record kept on a device, and its peak, by heading; an experiment's
-    peak comes first.
+    """Return the memory that a record kept on a device and the peak, by heading; empty texts if it
+    did not use the device. An experiment's peak comes first, because it keeps nothing.
+
+    Args:
+        span: the record.
+        device: the device.
+        usage: the record's memory on it; None if there is none.
     """
     kept_text = peak_text = ""
     if usage is not None:
@@ -151,7 +169,9 @@ def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
 
 
 def _devices_worth_reporting(spans: Spans) -> list[str]:
-    """Return the host and the accelerators that were in use."""
+    """Return the devices that are worth a column: the host, and each other one that any record
+    used.
+    """
     usages = list[Usage]()
     for span in spans:
         usages += filter(is_worth_reporting, span.usages)
@@ -162,7 +182,7 @@ def _devices_worth_reporting(spans: Spans) -> list[str]:
 
 
 def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
-    """Return the report of a loop so far.
+    """Return the report of a loop so far, a row for each iteration.
 
     Args:
         rows: the first iteration and the last ones.
@@ -202,8 +222,11 @@ def iteration_report(record: TraceRecord) -> Report:
 def experiments_report(
     records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()
 ) -> Report:
-    """Return the report of ``%experiment list``: a row for each finished experiment, and a line for
-    each open one.
+    """Return the report of ``%experiment list``.
+
+    Args:
+        records: the finished experiments, a row for each.
+        still_open: the names of the open ones, a line for each.
     """
     lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
@@ -240,7 +263,9 @@ def _number_of_cells(record: ExperimentRecord) -> str:
 
 
 def _times(record: ExperimentRecord) -> dict[str, str]:
-    """Return the time in the cells, and the span if that includes pauses."""
+    """Return the time in an experiment's cells; and the span from start to end, if there were
+    pauses between cells.
+    """
     seconds = record.duration_seconds
     span = ""
     if has_pauses(seconds, record.span_seconds):
@@ -252,7 +277,7 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     """Return the report of ``%experiment compare``: parameters, time, and each device's figures of
     several experiments.
 
-    Several devices have a table each, because one would be too wide for most pages.
+    Each device has a table of its own, because one table would be too wide for most pages.
     """
     records = [run.record for run in runs]
     parameters: dict[str, object] = {}
@@ -283,7 +308,7 @@ def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, st
 
 
 def _device_row(run: NumberedRun, usage: Usage) -> dict[str, str]:
-    """Return an experiment's figures on one device."""
+    """Return an experiment's row in the table of one device."""
     return {
         "experiment": run.label,
         **end_labels(run.record, usage.device),
@@ -304,7 +329,7 @@ class NumberedRun(NamedTuple):
 
 
 def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
-    """Return each experiment with its number among the experiments of the same name."""
+    """Return each experiment with its number among those of the same name."""
     named_records = [(clean(record.name), record) for record in records]
     runs_of_name = Counter(name for name, _ in named_records)
     runs_so_far = Counter[str]()

@@ -1,5 +1,5 @@
-"""Lays reports out as HTML for notebooks, with every text escaped; readable without its styles,
-too.
+"""Lays reports out as HTML for notebooks, with every text escaped. It stays readable without its
+styles.
 
 Text has the page's own colour, so that it is legible in every theme; only borders and bars are
 coloured. There is no script, style sheet, id or external resource. If a sanitizer drops the styles
@@ -95,12 +95,12 @@ _LONGEST_TABLE = 64
 """Maximum letters of a table's columns together; in a wider table, texts that are equal in all rows
 follow the table.
 """
-_WIDE = 24
+_WIDEST_TEXT = 24
 """Maximum letters that a column of text claims; it grows into the free part of a line, and wraps.
 """
-_WIDE_SECOND = 11
+_WIDEST_SECOND_TEXT = 11
 """The same for the second column, which wraps next to the first one."""
-_DEEP = 14
+_DEEPEST_INDENT = 14
 """Maximum letters of a first column below which the next line of a row begins; after a longer one
 it is indented slightly.
 """
@@ -125,7 +125,9 @@ _PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, IN_USE), (4, PEAK))
 
 
 def with_text(reports: Sequence[Report], *, bars: bool) -> dict[str, str]:
-    """Return the reports as HTML and as text, by MIME type; a front-end shows one of the two."""
+    """Return the reports in two forms by MIME type, HTML and text; a front-end shows one of
+    them.
+    """
     return {"text/plain": text.render(reports), "text/html": render(reports, bars=bars)}
 
 
@@ -135,24 +137,24 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text for HTML, in which no line ends between a number and its unit."""
+    """Return a text as HTML, in which no line breaks between a number and its unit."""
     return _TOGETHER.sub("\N{NO-BREAK SPACE}", escape(clean(text)))
 
 
 def _html_parts(first: str, *further: str) -> str:
-    """Return parts of a line, which are HTML, with separators between them."""
+    """Return the parts of a line, which are HTML, in a row with separators between them."""
     return _parts_in_a_row("span", "", 1, 100, first, further)
 
 
 def _html_headline(first: str, *further: str) -> str:
-    """Return a headline of parts, which are HTML, the first one bold."""
+    """Return the parts of a headline, which are HTML, in a row; the first one is bold."""
     return _parts_in_a_row("b", "; font-weight: 600", 0.85, 95, first, further)
 
 
 def _parts_in_a_row(
     element: str, style: str, opacity: float, width: int, first: str, further: Sequence[str]
 ) -> str:
-    """Return parts next to each other.
+    """Return parts next to each other, with separators.
 
     Args:
         element: the HTML element of the first part.
@@ -168,14 +170,16 @@ def _parts_in_a_row(
 
 
 def _line(line: str) -> str:
-    """Return a line, broken between its parts if it has any."""
+    """Return a line as HTML. If it has several parts, it breaks between them."""
     if SEPARATOR not in line:
         return _escaped(line)
     return _html_parts(*map(_escaped, line.split(SEPARATOR)))
 
 
 def _html_report(report: Report, *, bars: bool) -> str:
-    """Return one report: a line, or a frame with a headline if there is more to show."""
+    """Return one report: in a frame that collapses if it has more than a headline, else as a line.
+    The lines of a cell's report stand below its headline without a frame.
+    """
     parts: list[str] = []
     for line, bar in report.segments:
         first, *further = map(_escaped, line.split(SEPARATOR))
@@ -209,7 +213,7 @@ def _body(report: Report, *, bars: bool) -> Iterator[str]:
 
 
 def _fact(fact: Fact) -> str:
-    """Return a title and its values in a line."""
+    """Return a fact in a line: its title and its values."""
     values = [_escaped(value) for value in fact.values]
     if fact.code:
         values = [_NAME.format(value) for value in values]
@@ -218,7 +222,7 @@ def _fact(fact: Fact) -> str:
 
 
 def _listing(listing: Listing) -> str:
-    """Return a title and its lines, which the front-end can collapse."""
+    """Return a listing, which the front-end can collapse: its title, and its lines."""
     look = "overflow-wrap: break-word; padding-left: 1em"
     draw: Callable[[str], str] = _line
     title = f"{listing.title}: {len(listing.lines)}"
@@ -233,7 +237,13 @@ def _listing(listing: Listing) -> str:
 
 
 def _collapsible(title: str, content: str, *, shown: bool) -> str:
-    """Return content, which is HTML, below a title that collapses it."""
+    """Return content below a title that collapses it.
+
+    Args:
+        title: the title, as text.
+        content: the content, as HTML.
+        shown: True if it is open at first.
+    """
     state = " open" if shown else ""
     return _COLLAPSIBLE.format(state, _escaped(title), content)
 
@@ -250,13 +260,15 @@ class _Look(NamedTuple):
 
 
 def _html_table(table: Table, *, bars: bool) -> str:
-    """Return a table; the bars follow the last column of numbers."""
+    """Return a table. A wide one leaves out the columns whose text is the same in all rows, which
+    follow as a line. The bars come after the last column of numbers.
+    """
     grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
     letters = []
     for texts in zip(*grid, strict=True):
         widths = map(text.columns, texts)
         letters.append(max(widths))
-    if sum(letters) > _LONGEST_TABLE:
+    if sum(letters) > _LONGEST_TABLE:  # without some columns it may fit
         smaller_table, equal_texts = table.without_equal_columns()
         if equal_texts:
             html_table = _html_table(smaller_table, bars=bars)
@@ -286,7 +298,7 @@ def _table_of(
         width: the width of the whole table.
     """
     indent = f"{_GAP}em"
-    if first_letters <= _DEEP:
+    if first_letters <= _DEEPEST_INDENT:
         indent = _em(first_letters, _GAP)
     first_look = looks[0]
     # The first cell begins at the left margin, although the row is indented.
@@ -298,8 +310,8 @@ def _table_of(
 
 
 def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
-    """Return the widths of columns in letters, with room for headings of numbers, and one letter
-    more for short words, which may have wide letters only.
+    """Return the width of each column in letters, a little more than its texts have: a number has
+    room for its heading, and a short word for wide letters such as ``W``.
     """
     wider = []
     for name, size in zip(table.columns, letters, strict=True):
@@ -335,12 +347,19 @@ def _insert_bars(table: Table, rows: list[list[str]], looks: list[_Look]) -> Non
 
 
 def _em(letters: float, more: float = 0) -> str:
-    """Return the width of letters, and of ``more`` em, for a style."""
+    """Return the width of some letters for a style, and ``more`` em in addition."""
     return f"{letters * _LETTER + more:.4g}em"
 
 
 def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) -> _Look:
-    """Return the look of a column with texts of at most so many letters."""
+    """Return the look of a column.
+
+    Args:
+        letters: the letters of its longest text.
+        number: True for numbers, which are right-aligned and do not wrap.
+        code: True for code, which is monospaced.
+        is_second: True for the second column, which gets most of the free width.
+    """
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
         return _Look(f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}")
@@ -349,10 +368,10 @@ def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) 
         # Letters are narrower than digits, by a factor that depends on the font.
         wanted_letters *= 0.9
     growth = 1
-    most_letters = _WIDE
+    most_letters = _WIDEST_TEXT
     if is_second:
         growth = 9
-        most_letters = _WIDE_SECOND
+        most_letters = _WIDEST_SECOND_TEXT
     width = f"{growth} 1 {_em(min(wanted_letters, most_letters))}"
     style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
     return _Look(width, "left", style)
@@ -382,7 +401,7 @@ def _html_row(row: Sequence[str], looks: Sequence[_Look], indent: str, *, is_hea
 
 
 def html_bar(bar: Bar) -> str:
-    """Return ``bar`` as spans; its label is the tooltip and the text for screen readers."""
+    """Return a bar as HTML. Its label is the tooltip, and the text for screen readers."""
     pieces = []
     for size, (height, colour) in zip(bar.pieces, _PIECES, strict=True):
         if size:

@@ -42,8 +42,8 @@ class Bar:
 
     @property
     def pieces(self) -> list[int]:
-        """The bytes of the three pieces as drawn: 0 for one below 1 % of the length, and together
-        at most the length.
+        """The bytes of the three pieces as they are drawn: a piece of less than 1 % of the length
+        is 0, and together they are at most as long as the bar.
         """
         pieces: list[int] = []
         room = self.length_bytes
@@ -113,10 +113,11 @@ class Table:
         return cls(title, columns, tuple(texts), numbers, **more)
 
     def without_equal_columns(self) -> tuple[Table, str]:
-        """Return the table without columns that have the same text in all rows, and a line with
-        these texts, such as ``in every row: device cuda:0``; empty if there are none.
+        """Return a narrower table, and a line with the texts that it no longer has:
+        ``in every row: device cuda:0``. These are columns with the same text in all rows, except
+        numbers and code to paste.
 
-        Columns of numbers and of code to paste stay in the table.
+        If there are no such columns, return the table unchanged and an empty line.
         """
         places_that_stay = list[int]()
         equal_texts = list[str]()
@@ -138,7 +139,11 @@ class Table:
         return self._with_columns_at(places)
 
     def _with_columns_at(self, places: Sequence[int]) -> Table:
-        """Return the table with its columns at some places only."""
+        """Return the table with some of its columns.
+
+        Args:
+            places: the places of these columns.
+        """
         columns = [self.columns[place] for place in places]
         rows = [[row[place] for place in places] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
@@ -214,7 +219,9 @@ class Report:
 
     @property
     def advised_lines(self) -> list[str]:
-        """The lines of code that the report advises, with words among them that are no code."""
+        """The lines of code that the report advises. Some of them are words, and no code, because a
+        table has both in one column.
+        """
         lines = list(self.advised)
         for table in self.tables:
             places = [place for place, name in enumerate(table.columns) if name in table.whole]
@@ -237,15 +244,17 @@ def note(text: str) -> Report:
 
 
 def and_more(number: int) -> str:
-    """Return the name of a table's last row, which sums up ``number`` rows that are not shown."""
+    """Return the name of a table's last row, such as ``and 12 more``, which sums up the rows that
+    are not shown.
+    """
     return f"and {number:,} more"
 
 
 def row_of_more(number: int, size_bytes: int, column: str) -> dict[str, str]:
-    """Return a table's last row, which sums up ``number`` rows that are not shown.
+    """Return a table's last row, which sums up the rows that are not shown.
 
     Args:
-        number: the number, which is written in ``column``.
+        number: the number of these rows, which is written in ``column``.
         size_bytes: the bytes of these rows together.
         column: a heading.
     """

@@ -75,7 +75,9 @@ def leaks_report(
 
 
 def note_on_unreached(rows: Sequence[RetainedArray]) -> str:
-    """Return a line about memory that may be no leak: the search ended before it knew."""
+    """Return a line about memory for which the search for a holder ended at its limits. A name may
+    lead to it, so it may be no leak.
+    """
     it, they = ("it", "it") if len(rows) == 1 else ("them", "they")
     leak = "no leak" if len(rows) == 1 else "no leaks"
     return (
@@ -90,8 +92,14 @@ def _leaks_headline(
     not_examined: Sequence[RetainedArray],
     kept: Sequence[ReclaimableItem],
 ) -> str:
-    """Return the number of leaks, of reclaimable items and of unexamined storages, and the bytes
-    of all of them.
+    """Return the headline: the numbers of leaks, of reclaimable items and of unexamined storages,
+    and the bytes of all of them; or that no leak was found.
+
+    Args:
+        held: the leaks.
+        smallest: minimum bytes of a leak.
+        not_examined: smaller arrays that were too many to examine.
+        kept: the reclaimable items.
     """
     reclaimable_items = 0
     size_bytes = total_bytes(held) + total_bytes(not_examined)
@@ -127,7 +135,9 @@ def _kept_rows(kept: Sequence[ReclaimableItem]) -> list[_SizedRow]:
 
 
 def _kept_row(item: ReclaimableItem) -> dict[str, str]:
-    """Return the row of an item, with the bytes that no row of a leak counts."""
+    """Return the row of a reclaimable item. Its size has only the bytes that no row of a leak
+    counts.
+    """
     what = item.what
     if item.new_bytes < item.size_bytes:
         in_leaks = format_bytes(item.size_bytes - item.new_bytes)
@@ -143,14 +153,19 @@ def _kept_row(item: ReclaimableItem) -> dict[str, str]:
 
 
 def leak_table(held: Sequence[RetainedArray], title: str) -> Table:
-    """Return a table of leaks, which has one row for the items of a container, and one that sums up
-    those beyond ``ROWS_SHOWN``; without rows if there are no leaks.
+    """Return a table of leaks; without rows if there are none. Equal items of one container have
+    one row, and the last row sums up those beyond ``ROWS_SHOWN``.
     """
     return _table_of_leaks(_leak_rows(held), title)
 
 
 def _table_of_leaks(sized_rows: Sequence[_SizedRow], title: str = "") -> Table:
-    """Return the table of rows of leaks: size, object, holder, and the line that frees it."""
+    """Return a table of leaks: size, object, holder, and the line that frees it.
+
+    Args:
+        sized_rows: the rows, the largest first.
+        title: its title; a long table with a title is collapsed.
+    """
     rows = [row for _, row in sized_rows]
     is_long = bool(title) and len(rows) > ROWS_OPEN
     numbers, lines_to_paste = {"size", "cell"}, {TO_FREE}
@@ -172,7 +187,7 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:
 
 
 def _groups_of_leaks(held: Sequence[RetainedArray]) -> list[list[RetainedArray]]:
-    """Return the leaks in groups that a row shows together, the largest first."""
+    """Return the leaks in groups, the largest first: a group has one row."""
     groups: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
         groups.setdefault(_key_of_group(item), []).append(item)
@@ -180,7 +195,9 @@ def _groups_of_leaks(held: Sequence[RetainedArray]) -> list[list[RetainedArray]]
 
 
 def _key_of_group(item: RetainedArray) -> tuple[object, ...]:
-    """Return a key that is equal for leaks of one row, such as equal items of one list."""
+    """Return a key that is equal for leaks with one row: they look alike, are items of one
+    container, and have the same line.
+    """
     kind = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell)
     if item.holder is None:
         return kind
@@ -189,7 +206,7 @@ def _key_of_group(item: RetainedArray) -> tuple[object, ...]:
 
 
 def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
-    """Return the row of a group of leaks: of the same kind, and in one container."""
+    """Return the row of a group of leaks, which look alike and are in one container."""
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
     row = {
@@ -210,7 +227,9 @@ def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
 
 
 def _uncounted_text(group: Sequence[RetainedArray]) -> str:
-    """Return a sentence about libraries whose memory is not counted; empty if there are none."""
+    """Return the end of a sentence about libraries whose memory is not counted, such as
+    ``; duckdb's memory is not counted``; empty if there are none.
+    """
     libraries = set[str]()
     for item in group:
         libraries.update(item.uncounted)

@@ -36,8 +36,8 @@ _ON_ANY_PAGE = {
 
 
 def style() -> Any:
-    """Return the settings of matplotlib for a picture: the user's style, if one was chosen, else
-    one for light and dark pages.
+    """Return the settings of matplotlib for a picture: those of the user's style if one was chosen,
+    else settings that suit light and dark pages.
     """
     used: Mapping[str, Any] = cast(Any, rcParams)
     default: Mapping[str, Any] = cast(Any, rcParamsDefault)
@@ -46,8 +46,8 @@ def style() -> Any:
 
 
 class Picture(Figure):
-    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` is
-    its text.
+    """A figure that notebooks show as an image, without pyplot; ``summary`` is its text for other
+    front-ends.
     """
 
     def __init__(self, height: float, summary: Sequence[str], width: float = 9) -> None:
@@ -68,7 +68,7 @@ class Picture(Figure):
 
 
 def put_ticks_at_bytes(axis: Any) -> None:
-    """Put ticks at multiples of a power of two bytes."""
+    """Put the ticks of an axis at multiples of a power of two bytes, about five of them."""
     low, high = sorted(axis.get_view_interval())
     exponent = math.ceil(math.log2((high - low) / 5))
     axis.set_major_locator(MultipleLocator(2 ** max(0, exponent)))

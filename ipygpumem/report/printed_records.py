@@ -30,8 +30,8 @@ Build = TypeVar("Build", bound=Callable[..., Sequence[Report]])
 
 
 def _shows_without_metadata(kind: type[Any]) -> Callable[[Build], Build]:
-    """Register the decorated function, which returns the reports of a class of records, for
-    displays that carry no records; see ``registration.shows``.
+    """Register the decorated function as the reports of a class of records. Unlike with
+    ``registration.shows``, the display carries no records.
     """
 
     def register(build: Build) -> Build:

@@ -19,8 +19,8 @@ _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
 
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
-    """Return the report after an OOM, or after another error whose frames kept a relevant amount of
-    memory alive or could not be released.
+    """Return the report after an error, in a list. An out-of-memory error always has one; another
+    error only if its frames kept much memory alive, or could not be released.
     """
     has_arrays = any(item.size_bytes >= min_held_bytes for item in record.held)
     has_errors = bool(_large_errors(record, min_held_bytes))
@@ -56,13 +56,14 @@ def _recovery_head(record: RecoveryRecord) -> list[str]:
 
 
 def _large_errors(record: RecoveryRecord, min_held_bytes: int) -> list[KeptError]:
-    """Return the errors that still hold much memory."""
+    """Return the errors that still hold at least ``min_held_bytes``."""
     return [error for error in record.kept_errors if error.size_bytes >= min_held_bytes]
 
 
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
-    """Return the bytes freed on the held arrays' devices in addition to these arrays, as far as
-    they deserve a row; none if an object is on several accelerators.
+    """Return the bytes that were freed in addition to the held arrays, on their devices, if they
+    deserve a row. If an object is on several accelerators, return nothing: the arrays' share of
+    each is not known.
     """
     held_bytes = Counter[str]()
     for item in record.held:
@@ -85,7 +86,7 @@ _CONTEXT_IS_BROKEN = (
 
 
 def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
-    """Return lines about the cause, the memory that errors still hold, and the changes that the
+    """Return lines about the cause, about memory that errors still hold, and about changes that the
     recovery has made.
     """
     lines = []
@@ -120,7 +121,7 @@ _CUTS = {
 
 
 def _cut_text(cut: CutListing) -> str:
-    """Return the reason why the list of held memory is not complete."""
+    """Return the reason why the list of held memory is not complete, in words."""
     reason = _CUTS[cut.reason]
     names = count(cut.names, "local")
     return f"not everything was counted: {reason}; {cut.uncounted} of {names} may hold more"
@@ -130,7 +131,7 @@ _ERRORS_SHOWN = 5
 
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
-    """Return a line for each of the largest errors that hold memory, and one that sums up the
+    """Return a line for each of the largest errors that still hold memory, and one line for all
     smaller ones.
     """
     lines = list(map(_error_line, errors[:_ERRORS_SHOWN]))

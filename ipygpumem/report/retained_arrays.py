@@ -1,4 +1,6 @@
-"""Retained arrays: their table in the report of an error, and words that reports of leaks share."""
+"""Reports retained arrays: their table after an error, and words that the reports of leaks use,
+too.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,16 @@ def held_table(
         also_freed: the bytes of garbage and caches that were freed with them, by device.
     """
     large = [item for item in held if item.size_bytes >= smallest]
-    shown = large[:ROWS_SHOWN]
-    not_shown = held[len(shown) :]
-    rows = list(map(_held_row, shown))
+    arrays_shown = large[:ROWS_SHOWN]
+    arrays_not_shown = held[len(arrays_shown) :]
+    rows = list(map(_held_row, arrays_shown))
     for device, size in (also_freed or {}).items():
         rows.append({"size": format_bytes(size), "name": "garbage and caches", "device": device})
-    if not_shown and total_bytes(not_shown) >= smallest:
-        rows.append({"size": total_text(not_shown), "name": f"and {len(not_shown)} more"})
-    is_long = len(shown) > ROWS_OPEN
+    if arrays_not_shown and total_bytes(arrays_not_shown) >= smallest:
+        rows.append(
+            {"size": total_text(arrays_not_shown), "name": f"and {len(arrays_not_shown)} more"}
+        )
+    is_long = len(arrays_shown) > ROWS_OPEN
     if is_long:
         title = f"{title}: {total_text(held)}"
     numbers = {"line", "size"}
@@ -67,7 +71,7 @@ def _held_row(item: RetainedArray) -> dict[str, str]:
 
 
 def shape_text(item: RetainedArray) -> str:
-    """Return the shape of an array, or the number of arrays in a container."""
+    """Return the shape of an array; of a container, the number of arrays in it."""
     if item.shape is not None:
         return shape_label(item.shape)
     if item.arrays and not item.parts:
@@ -76,13 +80,15 @@ def shape_text(item: RetainedArray) -> str:
 
 
 def contents_text(item: RetainedArray) -> str:
-    """Return the parts of an object with their sizes."""
+    """Return the parts of an object with their sizes: ``price 12 MiB, name 4 MiB``."""
     parts = [f"{name} {format_bytes(size)}" for name, size in item.parts.items()]
     return ", ".join(parts)
 
 
 def large_contents_text(item: RetainedArray) -> str:
-    """Return the parts that have at least a hundredth of an object's memory, with their sizes."""
+    """Return an object's parts with their sizes, as ``contents_text`` does; parts of less than a
+    hundredth of its memory are left out.
+    """
     parts = dict[str, int]()
     for name, size in item.parts.items():
         if size >= _LEAST_SHARE * item.size_bytes:
@@ -91,10 +97,10 @@ def large_contents_text(item: RetainedArray) -> str:
 
 
 def total_text(held: Iterable[RetainedArray]) -> str:
-    """Return the bytes of all arrays in ``held``, in words."""
+    """Return the bytes of all arrays together, in words."""
     return format_bytes(total_bytes(held))
 
 
 def total_bytes(held: Iterable[RetainedArray]) -> int:
-    """Return the bytes of all arrays in ``held``."""
+    """Return the bytes of all arrays together."""
     return sum(item.size_bytes for item in held)

@@ -1,4 +1,6 @@
-"""Makes the bars of devices: chooses their lengths, and parts the memory in use into pieces."""
+"""Makes the bars of devices: decides how long each bar is, and divides the memory in use into
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,15 @@ class Scales:
         """The highest use of each device in bytes."""
 
     def lengthen_for(self, usages: Iterable[Usage]) -> None:
-        """Lengthen the bars so that ``usages`` fit."""
+        """Lengthen the bars, if need be, so that the memory of ``usages`` fits."""
         for usage in usages:
             highest = self._highest.get(usage.device, 0)
             self._highest[usage.device] = max(highest, sum(_pieces_of(usage)))
 
     def bar(self, usage: Usage) -> Bar | None:
-        """Return the bar of ``usage``; None if the device's total is unknown, or if less than 1 %
-        of the bar was kept, freed or needed temporarily.
+        """Return the bar of a device's usage. Return None if the device's total is unknown, or if
+        the memory that was kept, freed or needed temporarily is too little to see: less than 1 % of
+        the bar.
         """
         total = usage.total_bytes
         if not total:
@@ -46,8 +49,12 @@ class Scales:
         return Bar(label, length, before, kept, peak, is_whole=length == total)
 
     def _length(self, device: str, size_bytes: int) -> int:
-        """Return the bytes for which a device's bar stands: its highest use or, if that is more,
-        ``size_bytes``; rounded up to 1, 1.5, 2, 3, 4, 6, ... GiB, so that it seldom changes.
+        """Return the bytes for which a device's bar stands: its highest use so far, rounded up to
+        1, 1.5, 2, 3, 4, 6, ... GiB, so that the length seldom changes.
+
+        Args:
+            device: the device.
+            size_bytes: its use now.
         """
         highest = max(size_bytes, self._highest.get(device, 0))
         with_margin = highest + highest // 20
@@ -69,8 +76,8 @@ class _Pieces(NamedTuple):
 def _pieces_of(usage: Usage) -> _Pieces:
     """Return the pieces of a device's bar.
 
-    If known, other processes, the context and the allocator's cache count as in use before: the sum
-    is the use of the whole device at the peak.
+    If they are known, other processes, the context and the allocator's cache count as in use
+    before. All pieces together are the use of the whole device at the peak.
     """
     kept = max(0, usage.delta_bytes)
     peak = max(0, usage.peak_bytes - usage.after_bytes)

@@ -56,7 +56,7 @@ def status_report(
 
 
 def _notes(readings: Sequence[Reading], reconciliations: Sequence[Reconciliation]) -> list[str]:
-    """Return the notes on the devices' figures, and then on their parts."""
+    """Return the notes on the devices' figures, then those on their parts, each with its device."""
     texts = []
     for reading in readings:
         if reading.note:
@@ -69,8 +69,8 @@ def _notes(readings: Sequence[Reading], reconciliations: Sequence[Reconciliation
 
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
-    """Return the child processes, each with the cell during which it was started."""
-    largest_first = sorted(children, key=_sizes_of, reverse=True)
+    """Return the table of the child processes, each with the cell that ran when it was started."""
+    largest_first = sorted(children, key=_sort_key_of_child, reverse=True)
     rows = [_child_row(child, cells) for child in largest_first[:_CHILDREN_SHOWN]]
     not_shown = largest_first[_CHILDREN_SHOWN:]
     if not_shown:
@@ -97,15 +97,20 @@ def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
 
 
 def _row_of_more(processes: Sequence[Child | OtherKernel], column: str) -> dict[str, str]:
-    """Return the row that sums up processes without a row of their own; their number is in
-    ``column``.
+    """Return the row that sums up processes without a row of their own.
+
+    Args:
+        processes: the processes.
+        column: the column for their number.
     """
     size = sum(process.memory_bytes for process in processes)
     return row_of_more(len(processes), size, column)
 
 
-def _sizes_of(child: Child) -> tuple[int, int]:
-    """Return the bytes that a process uses on all devices, and in RAM: its place in the table."""
+def _sort_key_of_child(child: Child) -> tuple[int, int]:
+    """Return the bytes that a process uses on all devices, then those in RAM: the table is sorted
+    by them.
+    """
     return _bytes_on_devices([child]).total(), child.memory_bytes
 
 
@@ -123,7 +128,7 @@ def _bytes_on_devices(children: Iterable[Child]) -> Counter[str]:
 
 
 def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
-    """Return the other Jupyter kernels of the user, each with its notebook."""
+    """Return the table of the user's other Jupyter kernels, each with its notebook."""
     rows = [_kernel_row(kernel) for kernel in kernels[:_CHILDREN_SHOWN]]
     not_shown = kernels[_CHILDREN_SHOWN:]
     if not_shown:
@@ -144,8 +149,8 @@ def _kernel_row(kernel: OtherKernel) -> dict[str, str]:
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
-    """Return the cell that ran when a process was started, or all such cells if its clock cannot
-    tell them apart.
+    """Return the cell that ran when a process was started, such as ``cell 3``. Return all possible
+    ones (``cell 3 or 4``), if the process's clock is not exact enough to tell them apart.
     """
     numbers = []
     for cell in cells:
@@ -163,7 +168,8 @@ def _readings_table(readings: Sequence[Reading]) -> Table:
     """Return the table of the devices' memory, with a bar for each."""
     rows = list(map(_reading_row, readings))
     bars = list(map(_bar_of_use, readings))
-    numbers = set().union(*rows) - {"device"}
+    columns = set().union(*rows)
+    numbers = columns - {"device"}
     return Table.of(rows, numbers, bars=bars)
 
 
@@ -180,8 +186,8 @@ def _reading_row(reading: Reading) -> dict[str, str]:
 
 
 def _bar_of_use(reading: Reading) -> Bar | None:
-    """Return the bar of a device's use: other processes' memory, then that of this process; None if
-    the device's total is unknown.
+    """Return the bar of a device's use: first other processes' memory, then that of this process.
+    Return None if the device's total is unknown.
     """
     total = reading.total_bytes
     if not total:
@@ -199,7 +205,9 @@ def _bar_of_use(reading: Reading) -> Bar | None:
 
 
 def _parts_table(device: Reconciliation) -> Table:
-    """Return the parts of one device, including "unknown", but no empty or tiny ones."""
+    """Return the table of one device's parts. Parts of unknown size have a row, empty or tiny ones
+    have none.
+    """
     parts = list[Part]()
     for part in device.parts:
         if part.size_bytes is None or part.size_bytes >= _LEAST_BYTES:

@@ -1,5 +1,5 @@
-"""The reports of ``%gpumem tensors``: an inventory of tensors and arrays, its groups, and the
-difference of two inventories.
+"""The reports of ``%gpumem tensors``: of an inventory of tensors and arrays, of groups of them, and
+of the difference of two inventories.
 """
 
 from __future__ import annotations
@@ -61,7 +61,12 @@ def groups_report(
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
-    """Return the row of a group, whose label is in the column ``by``."""
+    """Return the row of a group of tensors.
+
+    Args:
+        group: the group.
+        by: the heading of the column with the group's label.
+    """
     return {
         "size": format_bytes(group.size_bytes),
         "tensors": str(group.tensors),
@@ -83,8 +88,11 @@ def _inventory_report(inventory: Inventory, table: Table) -> Report:
 
 @shows(InventoryDiff)
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
-    """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of
-    the inventories.
+    """Return the report of the difference of two inventories.
+
+    Args:
+        difference: the difference.
+        top: maximum number of added tensors, and of removed ones.
     """
     before = difference.before or "before"
     after = difference.after or "after"
@@ -96,8 +104,8 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
 
 
 def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
-    """Return a table of the ``top`` largest tensors that were added, and one of the
-    removed ones.
+    """Return a table of the ``top`` largest tensors that were added, and one of those that were
+    removed.
     """
     tables = []
     for change, tensors in (("added", difference.added), ("removed", difference.removed)):
@@ -112,7 +120,7 @@ def _table_of_tensors(
     top: int,
     holders: Mapping[tuple[str, int], str] | None = None,
 ) -> Table:
-    """Return a table of tensors, with one row for equal ones without a name in one container.
+    """Return a table of tensors. Equal ones without a name in one container have one row.
 
     Args:
         title: its title.
@@ -129,18 +137,20 @@ def _table_of_tensors(
     groups = [_EqualTensors([tensor], "") for tensor in largest_named]
     groups += _groups_of_equal(largest_nameless, holders or {})
     groups.sort(key=attrgetter("size_bytes"), reverse=True)
-    shown = groups[:top]
-    rows = list(map(_tensor_row, shown))
-    tensors_left = len(tensors) - sum(len(group.tensors) for group in shown)
+    groups_shown = groups[:top]
+    rows = list(map(_tensor_row, groups_shown))
+    tensors_left = len(tensors) - sum(len(group.tensors) for group in groups_shown)
     if tensors_left:
-        bytes_left = all_bytes - sum(group.size_bytes for group in shown)
+        bytes_left = all_bytes - sum(group.size_bytes for group in groups_shown)
         rows.append(row_of_more(tensors_left, bytes_left, "name"))
     expendable = ("cell", "grad", "kind", "dtype", "type", "device")
     return Table.of(rows, {"cell", "size"}, title, expendable=expendable)
 
 
 class _EqualTensors(NamedTuple):
-    """Tensors that a table shows in one row: equal ones without a name, or one with a name."""
+    """The tensors in one row of a table: one with a name, or all equal ones without a name in one
+    container.
+    """
 
     tensors: list[TensorRecord]
     holder: str
@@ -155,7 +165,9 @@ class _EqualTensors(NamedTuple):
 def _groups_of_equal(
     nameless: Sequence[TensorRecord], holders: Mapping[tuple[str, int], str]
 ) -> list[_EqualTensors]:
-    """Return groups of tensors without a name: equal ones in one container together."""
+    """Return groups of tensors without a name: those that look alike and are in one container are a
+    group.
+    """
     groups: dict[object, _EqualTensors] = {}
     for tensor in nameless:
         holder = holders.get((tensor.library, tensor.storage), "")
@@ -165,7 +177,8 @@ def _groups_of_equal(
         if group is None:
             groups[shown_fields] = _EqualTensors([tensor], holder)
             continue
-        if len(group.tensors) == 1:  # from now on, not its own place, but the container is shown
+        if len(group.tensors) == 1:
+            # The group gets its second tensor: from now on it shows ``runs[…]``, not ``runs[3]``.
             group = groups[shown_fields] = _EqualTensors(group.tensors, container)
         group.tensors.append(tensor)
     return list(groups.values())
@@ -178,7 +191,7 @@ _FIELDS_OF_EQUAL = slice(
 
 
 def _tensor_row(group: _EqualTensors) -> dict[str, str]:
-    """Return the row of a tensor, or of equal ones without a name."""
+    """Return the row of a tensor, or of equal tensors without a name."""
     row = group.tensors[0]
     size = format_bytes(group.size_bytes)
     if row.note.startswith("could not"):  # be read
@@ -204,8 +217,8 @@ def _tensor_row(group: _EqualTensors) -> dict[str, str]:
 
 
 def _tensor_name(row: TensorRecord) -> str:
-    """Return a tensor's name, with the number of further tensors on its storage, and ``shared`` if
-    other processes may share the memory.
+    """Return a tensor's name; with ``+2`` if two further tensors are on its storage, and with
+    ``shared`` if other processes may share the memory.
     """
     name = row.name or "(no name)"
     if row.aliases:
@@ -216,8 +229,8 @@ def _tensor_name(row: TensorRecord) -> str:
 
 
 def _gradient_label(row: TensorRecord) -> str:
-    """Return ``graph`` for a result of autograd, ``requires`` for a leaf that requires a gradient;
-    empty for any other tensor.
+    """Return ``graph`` for a result of autograd, ``requires`` for a leaf that requires a gradient,
+    and an empty text for any other tensor.
     """
     if row.in_graph:
         return "graph"

@@ -15,7 +15,7 @@ from ipygpumem.report.words import clean, listed
 
 @dataclass(frozen=True)
 class Style:
-    """The form of the text, as the output stream allows."""
+    """The form of the text: the width, the colours and the bars that the output stream allows."""
 
     width: int | None = None
     """Columns of the terminal; None if they are unknown, so that lines are not wrapped."""
@@ -45,7 +45,9 @@ _NARROWEST = 20
 
 
 def encodable(shown: str, encoding: str) -> str:
-    """Return text that a stream of ``encoding`` can encode."""
+    """Return a text that a stream can encode: with ASCII characters instead of our own ones, if the
+    ``encoding`` does not have these.
+    """
     try:
         "".join(map(chr, ASCII)).encode(encoding)
     except UnicodeEncodeError:
@@ -97,8 +99,13 @@ def _headline_in_lines(report: Report, style: Style) -> list[str]:
 
 
 def _styled(line: str, start: str, escape: str) -> str:
-    """Return a line with its ``start`` in the style of an ``escape`` sequence; unchanged if the
-    start is broken over several lines.
+    """Return a line with its start in a style; unchanged if the line does not have all of the
+    start, because that is broken over several lines.
+
+    Args:
+        line: the line.
+        start: the text at its start.
+        escape: the escape sequence of the style.
     """
     if not line.startswith(start):
         return line
@@ -106,8 +113,16 @@ def _styled(line: str, start: str, escape: str) -> str:
 
 
 def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | None) -> list[str]:
-    """Return a headline in lines of at most ``width`` columns. If it is too long for one line, its
-    bars are dropped; then it breaks between parts, and last between words.
+    """Return a headline in lines of at most ``width`` columns.
+
+    One line is tried first, with the bars and then without them. Otherwise it breaks between its
+    parts, which keep their bars if each of them fits in a line; a part that is too long breaks
+    between words.
+
+    Args:
+        parts: the parts without their bars.
+        parts_with_bars: the same parts, each with its bar.
+        width: the columns of the terminal; None if they are unknown.
     """
     if width is None:
         return [SEPARATOR.join(parts_with_bars)]
@@ -116,7 +131,8 @@ def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | N
         if columns(line) <= width:
             return [line]
     shown = parts_with_bars
-    if any(columns(part) > width - 2 for part in shown):
+    is_a_part_too_long = any(columns(part) > width - 2 for part in shown)
+    if is_a_part_too_long:
         shown = parts
     lines = _hanging(shown[0], width, "")
     for part in shown[1:]:
@@ -129,7 +145,9 @@ def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | N
 
 
 def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
-    """Return a text in lines: the first begins with ``indent``, further lines with four blanks."""
+    """Return a text in lines. The first one begins with ``indent``, and further ones with four
+    blanks.
+    """
     if width is None or columns(text) <= width - len(indent):
         return [indent + text]
     first, *further = wrap(text, width - 4)
@@ -142,7 +160,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _titled(title: str, text: str, style: Style) -> list[str]:
-    """Return a text in lines, with the ``title`` at its start in a dim colour."""
+    """Return a text in lines; in a terminal with colours, the title at its start is dim."""
     lines = _hanging(clean(text), style.width)
     if style.colour:
         lines[0] = _styled(lines[0], f"  {title}", _DIM)
@@ -153,10 +171,11 @@ def _titled(title: str, text: str, style: Style) -> list[str]:
 
 
 def text_bar(bar: Bar) -> str:
-    """Return ``bar`` in characters, such as ``▕▒▒█░ ▏``, or ``▕▒▒█░ ┃`` up to the total.
+    """Return a bar in characters, such as ``▕▒▒█░ ▏``; it ends with ``┃`` if it ends at the
+    device's total.
 
-    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if
-    there is room.
+    Memory in use before is ``▒``, kept memory ``█``, and the peak above both ``░``. A piece has at
+    least one character, if there is room.
     """
     before, kept, peak = _letters_of(bar)
     drawn = "▒" * before + "█" * kept + "░" * peak
@@ -165,9 +184,10 @@ def text_bar(bar: Bar) -> str:
 
 
 def _letters_of(bar: Bar) -> list[int]:
-    """Return the number of characters of each piece of a bar."""
+    """Return the number of characters of each of a bar's three pieces."""
     pieces = bar.pieces
     letters = []
+    # The ends of pieces are rounded, not their lengths, so that errors do not add up.
     begin = bytes_until_end = 0
     for piece in pieces:
         bytes_until_end += piece
@@ -210,7 +230,7 @@ _FIRST_WIDE = "\N{HANGUL CHOSEONG KIYEOK}"  # no character before it takes two c
 
 
 def columns(text: str) -> int:
-    """Return the terminal columns of ``text``: East Asian characters take two."""
+    """Return the number of terminal columns of a text: East Asian characters take two."""
     if text.isascii() or max(text) < _FIRST_WIDE:
         return len(text)
     width = len(text)
@@ -221,8 +241,8 @@ def columns(text: str) -> int:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return ``text`` in lines of at most ``width`` columns, broken between words, but not between
-    number and unit.
+    """Return a text in lines of at most ``width`` columns. It is broken between words, but not
+    between a number and its unit.
     """
     if columns(text) <= width:
         return [text.replace(_NO_BREAK, " ")]
@@ -246,15 +266,15 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _wrap_source(text: str, width: int) -> list[str]:
-    """Return an indented line of source code in lines of the same indentation."""
+    """Return an indented line of source code in several lines, all of them with its indentation."""
     code = text.lstrip(" ")
     indent = " " * min(len(text) - len(code), width // 2)
     return [indent + line for line in wrap(code, width - len(indent))]
 
 
 def wrap_code(code: str, width: int) -> list[str]:
-    """Return a line of code in lines of at most ``width`` columns. Each line of its comment begins
-    with ``#``, so that it is a comment when it is pasted.
+    """Return a line of code in lines of at most ``width`` columns. If its comment is broken, each
+    line of it begins with ``#``, so that the lines can be pasted.
     """
     lines = wrap(code, width)
     statement, _, comment = code.partition(COMMENT)
@@ -265,15 +285,17 @@ def wrap_code(code: str, width: int) -> list[str]:
 
 
 def _without_separators(lines: list[str]) -> list[str]:
-    """Return lines that neither begin nor end with a separator where they were broken."""
+    """Return lines without the separators at which they were broken: none begins or ends with
+    one.
+    """
     *without_start, last = [line.removeprefix(SEPARATOR.lstrip()) for line in lines]
     without_end = [line.removesuffix(SEPARATOR.rstrip()) for line in without_start]
     return [*without_end, last]
 
 
 def _broken_word(word: str, width: int) -> list[str]:
-    """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if
-    it has any.
+    """Return a word in pieces of at most ``width`` columns. A path is broken between its parts:
+    ``model.layers`` and ``[3].weight``.
     """
     pieces = []
     piece = ""
@@ -291,8 +313,12 @@ def _broken_word(word: str, width: int) -> list[str]:
 
 
 def _place_to_break(piece: str, next_letter: str) -> int:
-    """Return the index at which to break a piece of a word: the last joint in its second half, or
-    its end.
+    """Return the index at which to break a piece of a word: at the last joint in its second half,
+    or else at its end.
+
+    Args:
+        piece: the piece, which fills a line.
+        next_letter: the letter after it.
     """
     if next_letter in _BEGINS_PART:
         return len(piece)
@@ -313,12 +339,12 @@ _WIDEST_CODE = 40
 
 
 def _lines_of_table(table: Table, style: Style) -> list[str]:
-    """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their
-    bars.
+    """Return the lines of a table without its title: headings, a rule, and rows, each followed by
+    its bar.
 
-    Numbers are never broken. If the columns do not fit side by side, texts that are equal in all
-    rows follow the table, and expendable columns are left out; if that is not enough, each row
-    becomes a line of names and values.
+    If the columns do not fit side by side, three things are tried in this order: texts that are
+    equal in all rows follow the table; expendable columns are left out; each row becomes a line of
+    headings and values. Numbers are never broken.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
     lines = _lines_if_it_fits(table, style, width)
@@ -343,7 +369,9 @@ def _lines_of_table(table: Table, style: Style) -> list[str]:
 
 
 def _lines_if_it_fits(table: Table, style: Style, width: int) -> list[str] | None:
-    """Return the lines of a table with its columns side by side; None if they do not fit."""
+    """Return the lines of a table with its columns side by side; None if they do not fit in
+    ``width``.
+    """
     grid = _Grid.of(table)
     bars = list[str]()
     if style.bars and any(table.bars):
@@ -379,11 +407,15 @@ class _Column(NamedTuple):
 
     @property
     def is_broken_last(self) -> bool:
-        """True for numbers and for short code."""
+        """True for numbers and for short code: their width is kept while other columns get
+        narrower.
+        """
         return self.is_number or (self.is_code and self.width <= _WIDEST_CODE)
 
     def lines(self, text: str, width: int) -> list[str]:
-        """Return one of its texts in lines of just ``width`` columns."""
+        """Return one of its texts in lines that are ``width`` columns wide, filled up with
+        blanks.
+        """
         lines = wrap_code(text, width) if self.is_code else wrap(text, width)
         align = _right if self.is_number else _left
         return [align(line, width) for line in lines]
@@ -401,7 +433,7 @@ class _Layout(NamedTuple):
 
     @property
     def bar_width(self) -> int:
-        """Columns of a bar and of the gap before it."""
+        """Columns that a bar and the gap before it take; 0 without bars."""
         if self.bars:
             return self.gap + BAR_COLUMNS
         return 0
@@ -428,9 +460,10 @@ class _Grid(NamedTuple):
         return list(zip(*(column.texts for column in self.columns), strict=True))
 
     def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
-        """Yield ways to place the columns, the best first.
+        """Yield the ways to place the columns side by side, the best first.
 
-        Short code is broken only if the table fits neither with narrow gaps nor without its bars.
+        Short code is broken only if the table does not fit otherwise, neither with narrow gaps nor
+        without its bars.
         """
         unbroken_at_first = [column.is_broken_last for column in self.columns]
         never_broken = [column.is_number for column in self.columns]
@@ -446,10 +479,13 @@ class _Grid(NamedTuple):
         return _narrowed(widths, layout.unbroken, width - gaps - layout.bar_width)
 
     def lines_of_row(self, texts: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
-        """Return the lines of a row, with its texts wrapped to the widths of the columns."""
+        """Return the lines of a row: its texts next to each other, each wrapped to the width of its
+        column.
+        """
         cells = []
         for column, text, width in zip(self.columns, texts, widths, strict=True):
             cells.append(column.lines(text, width))
+        # The shorter cells get empty lines.
         height = max(map(len, cells))
         for lines, width in zip(cells, widths, strict=True):
             number_missing = height - len(lines)
@@ -459,17 +495,21 @@ class _Grid(NamedTuple):
 
 
 def _left(text: str, width: int) -> str:
-    """Return a text with blanks after it; ``str.ljust`` counts letters instead of columns."""
+    """Return a text with blanks after it, ``width`` columns wide; ``str.ljust`` would count
+    letters.
+    """
     return text + " " * (width - columns(text))
 
 
 def _right(text: str, width: int) -> str:
-    """Return a text with blanks before it."""
+    """Return a text with blanks before it, ``width`` columns wide."""
     return " " * (width - columns(text)) + text
 
 
 def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: Style) -> list[str]:
-    """Return the lines of a table whose columns have these widths: headings, a rule, the rows."""
+    """Return the lines of a table whose columns have the given widths: the headings, a rule, and
+    the rows.
+    """
     gap = layout.gap
     body = []
     for number, texts in enumerate(grid.rows):
@@ -490,8 +530,8 @@ def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: St
 
 
 def _lines_of_rows(grid: _Grid, width: int) -> list[str]:
-    """Return each row as a text of headings and values, because the columns do not fit side by
-    side.
+    """Return each row as a text of headings and values, for a terminal in which the columns do not
+    fit side by side.
     """
     lines = []
     for texts in grid.rows:
@@ -505,7 +545,8 @@ def _lines_of_rows(grid: _Grid, width: int) -> list[str]:
 
 
 def _narrowed(widths: Sequence[int], unbroken: Sequence[bool], room: int) -> list[int] | None:
-    """Return widths of columns that sum to at most ``room``; None if there are none.
+    """Return widths for columns that sum to at most ``room``; None if the columns cannot be so
+    narrow.
 
     Args:
         widths: the widths of the widest texts.

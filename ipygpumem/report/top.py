@@ -37,16 +37,17 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     """
     shares = _shares(names)
     rows_by_name = {share.row.name: share.row for share in shares[:top]}
-    shown = list(rows_by_name.values())  # a name on two devices has two shares
+    rows_shown = list(rows_by_name.values())  # a name on two devices has two shares
     table = _table_of_names(names, shares, top)
-    lines = _lines_on_names(names, shown, small)
-    deletions = [f"del {row.name}" for row in shown]
+    lines = _lines_on_names(names, rows_shown, small)
+    # The table shows the bytes that ``del`` of each name frees, so a user may run it.
+    deletions = [f"del {row.name}" for row in rows_shown]
     return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
 
 
 def _table_of_names(names: LargestNames, shares: Sequence[_DeviceShare], top: int) -> Table:
-    """Return the table of the ``top`` largest shares, with one row that sums up the smaller ones,
-    and the rows of memory in no name.
+    """Return the table of the ``top`` largest shares; then one row that sums up the smaller ones,
+    and a row for each device with memory in no name.
     """
     rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
     not_shown = shares[top:]
@@ -82,7 +83,7 @@ def _lines_on_names(
 
 
 def _top_head(names: LargestNames) -> list[str]:
-    """Return the number of names, and the memory of each device that they hold."""
+    """Return the headline: the number of names, and the memory that they hold on each device."""
     head = [f"memory by name: {count(len(names.names), 'name')}"]
     for device in dict.fromkeys([*names.used_bytes, *names.device_bytes]):
         size = names.device_bytes.get(device, 0)
@@ -104,20 +105,25 @@ class _DeviceShare(NamedTuple):
 
 
 def _shares(names: LargestNames) -> list[_DeviceShare]:
-    """Return the memory of each name on each device, the largest first; small parts of a name are
-    left out.
+    """Return the memory of each name on each device, the largest first. A name's small share on a
+    second device is left out.
     """
     shares = []
     for row in names.names:
-        least = _LEAST_SHARE * row.size_bytes
+        least_bytes = _LEAST_SHARE * row.size_bytes
         for device, size in row.device_bytes.items():
-            if size >= least:
+            if size >= least_bytes:
                 shares.append(_DeviceShare(row, device, size))
     return sorted(shares, key=attrgetter("size_bytes"), reverse=True)
 
 
 def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, str]:
-    """Return the row of a name on one device, on which ``used_bytes`` are in use."""
+    """Return the row of a name on one device.
+
+    Args:
+        share: the memory of the name there.
+        used_bytes: the process's memory by device, of which the row shows the share.
+    """
     row = share.row
     device = share.device
     freed = ""
@@ -138,8 +144,8 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
 
 
 def _share_text(size: int, used: int) -> str:
-    """Return ``size`` as a share of the memory in use, such as ``12%``; empty if that is unknown or
-    the share rounds to nothing.
+    """Return a share of the memory in use, such as ``12%``; empty if that memory is unknown, or the
+    share is too small to show.
     """
     if not used:
         return ""
@@ -148,8 +154,8 @@ def _share_text(size: int, used: int) -> str:
 
 
 def _remedy_text(row: NamedSize) -> str:
-    """Return the line that frees a name's memory, with the other names that refer to it in its
-    comment.
+    """Return the line that frees a name's memory. Other names that hold it are in a comment:
+    ``del model  # also held by runs``.
     """
     if not row.held_by:
         return clean(row.remedy)
@@ -157,13 +163,15 @@ def _remedy_text(row: NamedSize) -> str:
     if not row.remedy:
         return clean(words)
     remedy = Remedy(row.remedy)
+    # A magic would take a comment as its argument: ``as_code`` writes it as a call.
     joint = COMMENT if remedy.is_code else "; "
-    # A magic would take the comment as its argument.
     return clean(remedy.as_code + joint + words)
 
 
 def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
-    """Return a row for each device with memory in no name, and the command that shows it."""
+    """Return a row for each device with much memory in no name, and the command that tells more
+    about it.
+    """
     rows = []
     for device, size in names.unnamed_bytes.items():
         used = names.used_bytes.get(device, 0)
@@ -183,8 +191,8 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
 
 
 def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
-    """Return further cells of the row on RAM in no name: its free part, and the line that returns
-    that part to the system.
+    """Return the cells in which the row on RAM in no name differs from that of another device: if
+    much of it is free in malloc's heap, the line that returns this to the system.
 
     Args:
         names: the memory of all names.
@@ -204,12 +212,12 @@ def content_of(row: NamedSize) -> str:
     number 8 MiB``.
     """
     large_parts = _large_parts(row) or list(row.parts[:1])
-    shown = large_parts[:_PARTS_SHOWN]
-    if not shown:
+    parts_shown = large_parts[:_PARTS_SHOWN]
+    if not parts_shown:
         return ""
-    kind = _kind_of_parts(shown)
+    kind = _kind_of_parts(parts_shown)
     texts = []
-    for part in shown:
+    for part in parts_shown:
         text = part.name
         if kind == "items":
             text = _number_of_items(part)
@@ -219,7 +227,7 @@ def content_of(row: NamedSize) -> str:
     content = ", ".join(texts)
     if kind in ("columns", "variables", "keys"):
         content = f"{_number_of_parts(row, kind)}: {content}"
-    if len(large_parts) > len(shown):
+    if len(large_parts) > len(parts_shown):
         content += ", …"
     return content
 
@@ -232,7 +240,9 @@ def _number_of_items(part: Share) -> str:
 
 
 def _kind_of_parts(parts: Sequence[Share]) -> str:
-    """Return the kind of the first part that is not an index; empty if there is none."""
+    """Return the kind of parts, such as ``columns``: that of the first one that is no index. Return
+    an empty text if all are.
+    """
     for part in parts:
         if part.kind != "index":
             return part.kind
@@ -241,12 +251,12 @@ def _kind_of_parts(parts: Sequence[Share]) -> str:
 
 def _large_parts(row: NamedSize) -> list[Share]:
     """Return the parts of an object that have at least a hundredth of its memory."""
-    least = _LEAST_SHARE * row.size_bytes
-    return [part for part in row.parts if part.size_bytes >= least]
+    least_bytes = _LEAST_SHARE * row.size_bytes
+    return [part for part in row.parts if part.size_bytes >= least_bytes]
 
 
 def _number_of_parts(row: NamedSize, kind: str) -> str:
-    """Return ``3 columns``, or ``3 str`` for keys of one type."""
+    """Return the number of an object's parts: ``3 columns``, or ``3 str`` for keys of one type."""
     type_names = {part.type_name for part in row.parts}
     if kind == "keys" and len(type_names) == 1:
         return f"{row.part_count} {type_names.pop()}"
@@ -254,8 +264,8 @@ def _number_of_parts(row: NamedSize, kind: str) -> str:
 
 
 def kind_of(row: NamedSize) -> str:
-    """Return the type of an object and its largest parts, without figures: ``list of str``,
-    ``DataFrame: text``.
+    """Return the type of an object and the names of its largest parts, without figures:
+    ``list of str``, ``DataFrame: text``.
     """
     names = []
     types: dict[str, None] = {}
@@ -275,5 +285,5 @@ def kind_of(row: NamedSize) -> str:
     type_name = clean_name(row.type_name)
     if not names:
         return type_name
-    shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
-    return f"{type_name}{separator}{shown}"
+    names_shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
+    return f"{type_name}{separator}{names_shown}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.introspect import target_of
@@ -36,13 +37,15 @@ _ATTRIBUTES = re.compile(r"\w+(\.\w+)*")
 
 @shows(Ownership)
 def why_report(ownership: Ownership) -> Report:
-    """Return the report on a name or an expression."""
+    """Return the report on the memory of a name or an expression: its size, its other holders, and
+    the lines that free it.
+    """
     if ownership.held and ownership.is_small:
         line = "it is too small to search for what else uses it"
         return Report("why", _head_of_why(ownership), [line], records=[ownership])
-    holders, sharing = _holders_with_and_without_row(ownership)
-    least = _least_shown(ownership)
-    rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
+    holders, sharing = _holders_shown(ownership)
+    least_bytes = _least_shown(ownership)
+    rows = [_row_of_holder(part, least_bytes) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"}, whole={"freed by"})
     lines = _lines_of_holders(holders, sharing)
     code = lines_for_all(ownership)
@@ -65,25 +68,34 @@ def why_report(ownership: Ownership) -> Report:
 
 
 def _least_shown(ownership: Ownership) -> float:
-    """Return the bytes from which on a part of an object is shown."""
+    """Return the minimum bytes of a part to be shown."""
     return _LEAST_SHARE * ownership.size_bytes
 
 
-def _holders_with_and_without_row(
-    ownership: Ownership,
-) -> tuple[list[HeldPart], list[HeldPart]]:
-    """Return the holders with a row of their own, and those that share only small parts."""
-    least = _least_shown(ownership)
-    # A holder may add no bytes to those of earlier rows, and keep nearly all of the object, too.
+class _HoldersShown(NamedTuple):
+    """The other holders of an object, as the report shows them."""
+
+    with_row: list[HeldPart]
+    sharing: list[HeldPart]
+    """The holders that only share small parts of the object; one line names them."""
+
+
+def _holders_shown(ownership: Ownership) -> _HoldersShown:
+    """Decide which holders have a row. Holders that share nothing, and hold hardly anything, are
+    left out.
+    """
+    least_bytes = _least_shown(ownership)
+    # A holder may add no bytes to those of earlier rows, and still keep nearly all of the object.
     nearly_all = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
     with_row = []
     sharing = []
     for part in ownership.held:
-        if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= nearly_all):
+        keeps_nearly_all = part.is_shared and part.shared_bytes >= nearly_all
+        if part.size_bytes >= least_bytes or keeps_nearly_all:
             with_row.append(part)
         elif part.is_shared:
             sharing.append(part)
-    return with_row, sharing
+    return _HoldersShown(with_row, sharing)
 
 
 def outputs_report(names: LargestNames, number: int) -> Report:
@@ -107,8 +119,8 @@ def of_ipython_report(name: str, type_name: str, description: str) -> Report:
 
 
 def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) -> list[str]:
-    """Return the number of ``holders`` beyond those with a row, and the names of the holders that
-    share small parts.
+    """Return a line with the number of holders beyond those with a row, and a line that names the
+    holders which share small parts.
     """
     lines = []
     number_not_shown = len(holders) - _HOLDERS_SHOWN
@@ -122,8 +134,8 @@ def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) 
 
 
 def _first_names(holders: Iterable[ReferencePath]) -> list[str]:
-    """Return the names at which holders' paths begin, such as ``model.layers``, each once; one word
-    for all libraries, because a user can do nothing about these.
+    """Return the names at which holders' paths begin, such as ``model.layers``, each once. All
+    libraries are one word, because a user can do nothing about them.
     """
     names = dict[str, None]()
     has_libraries = False
@@ -140,16 +152,16 @@ def _first_names(holders: Iterable[ReferencePath]) -> list[str]:
 
 
 def _lines_of_content(ownership: Ownership) -> list[str]:
-    """Return lines about the object's parts, and about the limits of the figures."""
+    """Return lines about the object's parts, and about limits of the figures."""
     lines = []
     parts = []
-    least = _least_shown(ownership)
+    least_bytes = _least_shown(ownership)
     for name, size in ownership.parts:
-        if size >= least:
+        if size >= least_bytes:
             parts.append(f"{clean_name(name)} {format_bytes(size)}")
     if parts:
         lines.append(f"consists of {', '.join(parts)}")
-    if ownership.in_graphs_bytes >= max(least, MIB):
+    if ownership.in_graphs_bytes >= max(least_bytes, MIB):
         in_graphs = format_bytes(ownership.in_graphs_bytes)
         lines.append(
             f"autograd graphs keep {in_graphs} of it for backward(); detach() leaves them out"
@@ -169,7 +181,9 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
 
 
 def _head_of_why(ownership: Ownership) -> list[str]:
-    """Return the headline: the object, its size, and the memory that ``del`` frees."""
+    """Return the headline: the object's name and type, its size, and the bytes that ``del`` of the
+    name frees.
+    """
     head = [clean_name(ownership.name), clean_name(ownership.type_name)]
     if not ownership.followed:
         return head
@@ -187,7 +201,9 @@ def _head_of_why(ownership: Ownership) -> list[str]:
 
 
 def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
-    """Return the row of a holder, which says "shared" if it adds less than ``least`` bytes."""
+    """Return the row of a holder. It says "shared" instead of a size, if the holder adds less than
+    ``least`` bytes to those of earlier rows.
+    """
     size = "shared"
     if part.size_bytes >= least:
         size = format_bytes(part.size_bytes)
@@ -198,7 +214,9 @@ def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
 
 
 def _freed_text(ownership: Ownership, freed: int) -> str:
-    """Return the bytes that ``del`` frees; all of them only if each byte is known."""
+    """Return the bytes that ``del`` frees, in words: ``12 MiB``, ``at least 12 MiB``, or
+    ``all of it`` if each byte is known and nothing else holds the object.
+    """
     # If it frees no byte, a known holder keeps the object, with the memory that is not counted.
     has_known_holder = bool(ownership.held) and not ownership.is_small
     if ownership.is_at_least and (freed or not has_known_holder):
@@ -208,22 +226,22 @@ def _freed_text(ownership: Ownership, freed: int) -> str:
     return "all of it"
 
 
-def left_report(
-    name: str, cell: int | None, left: Sequence[RetainedArray], meant: str = ""
+def undefined_name_report(
+    name: str, cell: int | None, still_alive: Sequence[RetainedArray], meant: str = ""
 ) -> Report:
-    """Return the report on a name that is not defined.
+    """Return the report on a name that is not defined: its object may be alive all the same.
 
     Args:
         name: the name.
         cell: the cell that has bound it; None if none has.
-        left: its object or its arrays, if they are still alive.
+        still_alive: its object or its arrays, if they are still alive.
         meant: a suggestion of a similar name, or an empty text.
     """
     headline = f"{clean_name(name)} is not defined{clean(meant)}"
     if cell is not None:
         headline += f"; cell {cell} bound it"
-    if left:
-        table = leak_table(left, "")
+    if still_alive:
+        table = leak_table(still_alive, "")
         return Report("why", f"{headline}, but part of it is alive", tables=[table])
     hint = "%gpumem leaks lists memory that no name leads to"
     return Report("why", f"{headline}; none of its memory is known to be alive", [hint])

@@ -15,8 +15,8 @@ _LONGEST_NAME = 80
 
 
 def clean(text: str) -> str:
-    """Return ``text`` on one line, cut if it is huge, without control characters, which could
-    change a terminal.
+    """Return a text on one line. Control characters, which could change a terminal, are replaced,
+    and a huge text is cut.
     """
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}…"
@@ -31,8 +31,8 @@ def clean(text: str) -> str:
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return ``text`` as ``clean`` does, with at most so many ``letters``: a long one is cut in the
-    middle, because the ends distinguish names.
+    """Return a text as ``clean`` does, with at most so many ``letters``. A longer one is cut in the
+    middle, because its ends tell names apart.
     """
     text = clean(text)
     if len(text) <= letters:
@@ -43,14 +43,14 @@ def shorten(text: str, letters: int) -> str:
 
 
 def clean_name(text: str) -> str:
-    """Return a name, a type or another short text as ``clean`` does, shortened if it is longer than
-    names usually are.
+    """Return a name, a type or another short text as ``clean`` does; shortened, if it is longer
+    than names usually are.
     """
     return shorten(text, _LONGEST_NAME)
 
 
 def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
-    """Return the first ``most`` values with commas, and the number of further ones:
+    """Return the first ``most`` values with commas between them, and the number of further ones:
     ``x, y and 3 more``.
     """
     shown = ", ".join(values[:most])
@@ -68,8 +68,8 @@ def count(number: int, thing: str) -> str:
 
 
 def number_text(number: int | None) -> str:
-    """Return a number such as that of a cell; an empty text for None, which leaves its place in a
-    table empty.
+    """Return a number, such as that of a cell, as text; an empty text for None, whose place in a
+    table stays empty.
     """
     if number is None:
         return ""

@@ -295,8 +295,10 @@ class Scope:
                 objects_before.append(scope._before_statement.pop(name))
         # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is
         # reported.
-        if by_identity and (not objects_before or self._refers_to(name, objects_before[0])):
-            return
+        if by_identity:
+            is_unchanged = not objects_before or self._refers_to(name, objects_before[0])
+            if is_unchanged:
+                return
         if objects_before:
             self.shadow(name, objects_before[0])
         if is_import:

@@ -274,19 +274,21 @@ class CodeObserver:
             opens_scope: True if the code's first line opens a scope.
         """
         opens_scope_later = _mentions_experiment(cell.source, below_first_line=opens_scope)
-        # A scope may open in another thread while this cell runs: it leaves it the names it binds.
+        # A scope that another thread opens while this cell runs must leave it the names it binds.
         in_several_threads = self._cells.in_several_threads
-        if not (opens_scope or self._open or opens_scope_later or in_several_threads):
+        may_be_in_scope = self._open or opens_scope or opens_scope_later
+        if not may_be_in_scope and not in_several_threads:
             return frozenset()
         if _MEASURES_LINES.search(cell.source):
             return frozenset()
         bindings = code.bindings()
         names = (bindings.bound | bindings.deleted) - bindings.shared
-        # Another thread's cell may bind a name that is new here before this code binds it.
+        # Otherwise another thread's cell may bind a name that is new here before this code does.
         in_one_thread = not (in_several_threads or has_subshells())
         are_all_here = len(here) == len(self._open)
-        if in_one_thread and are_all_here and not opens_scope_later:
-            # One scope is around the code, and a new name is its own without a report.
+        has_one_scope = are_all_here and not opens_scope_later
+        if in_one_thread and has_one_scope:
+            # A new name is the scope's own, also without a report.
             if opens_scope:
                 names &= self._context.namespace.keys()
             elif here:

@@ -133,7 +133,7 @@ class ExperimentNotes:
             namespace, contents, self._smallest_bytes, roots, baseline.objects_at_end
         )
         self._experiment.survivors.grown.add(
-            row.grown for row in grown_rows if row.grown is not None
+            row.container for row in grown_rows if row.container is not None
         )
         notes = notes_on_growth(grown_rows)
         after = self._after

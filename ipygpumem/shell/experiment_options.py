@@ -47,7 +47,8 @@ class ExperimentOptions:
             ExperimentError: an option is invalid.
             BudgetError: the budget names no device or no size.
         """
-        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
+        is_one_line = isinstance(name, str) and len(name.splitlines()) == 1 and name.strip()
+        if not is_one_line:
             raise ExperimentError("an experiment needs a name: one line of text")
         if isinstance(keep, Iterable) and not isinstance(keep, str):
             patterns = checked_patterns(keep)
@@ -55,7 +56,8 @@ class ExperimentOptions:
             patterns = checked_patterns([keep])
         if seed is not None and not is_seed(seed):
             raise ExperimentError("seed must be a whole number that fits into 64 bits")
-        if report is not None and not (type(report) is str and report in _REPORTS):
+        is_style = type(report) is str and report in _REPORTS
+        if report is not None and not is_style:
             raise ExperimentError(f"report={quoted(report)}: write 'full', 'compact' or 'none'")
         parameters = checked_parameters(note or {})
         limits = None

@@ -76,7 +76,10 @@ class _OomCount:
             leaving: the experiment whose ``with`` block it leaves; None at the end of a cell.
         """
         counted = self._counted if id(error) == self._error_id else []
-        if counted and (leaving is None or leaving in counted):
+        # If it leaves an experiment that has not counted it, it is another error with the identity
+        # of the last one.
+        is_same_error = leaving is None or leaving in counted
+        if counted and is_same_error:
             return
         self._error_id = id(error)
         self._counted = self._open.here()
@@ -243,7 +246,8 @@ class ExperimentManager:
         running = self._cells.running()
         missed = self._cells.missed
         is_missed = missed is not None and not (running and running[-1].info is missed)
-        if is_missed or (not running and is_in_cell()):
+        is_unknown_cell = not running and is_in_cell()
+        if is_missed or is_unknown_cell:
             raise RuntimeError("the start of this cell was missed, so its end would be missed too")
         if not running:
             raise ExperimentError(

@@ -18,7 +18,7 @@ from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.inventory.remaining.grown_rows import GrownRow
-from ipygpumem.inventory.remaining.growth import Extents, Grown
+from ipygpumem.inventory.remaining.growth import Extents, GrownContainer
 from ipygpumem.records import COMMENT
 from ipygpumem.units import format_bytes
 
@@ -56,7 +56,7 @@ class _Growth:
     """Number of its items that have grown themselves; 0 if the container itself has grown."""
 
     @classmethod
-    def of(cls, grown: Grown) -> _Growth:
+    def of(cls, grown: GrownContainer) -> _Growth:
         """Return a record of a container's growth that does not keep the container alive."""
         return cls(
             Remembered([grown.item]),
@@ -75,11 +75,11 @@ class _Growth:
             path: code for it, such as ``log``, or words.
         """
         if self.grown_items:
-            grown = Grown(container, self.size_bytes, 0, 0, self.grown_items)
+            grown = GrownContainer(container, self.size_bytes, 0, 0, self.grown_items)
             return GrownRow(path, self.size_bytes, grown.items, "")
         extents = Extents()
         extents.add_length(container, self.length_at_start)
-        for grown in extents.grown([container], 1):
+        for grown in extents.grown_containers([container], 1):
             grown = grown._replace(was_empty=self.was_empty)
             line = grown.line_to_empty(path)
             if grown.length > self.length_at_end and line:
@@ -96,7 +96,7 @@ class GrownContainers:
     def __init__(self) -> None:
         self._growths: list[_Growth] = []
 
-    def add(self, grown_containers: Iterable[Grown]) -> None:
+    def add(self, grown_containers: Iterable[GrownContainer]) -> None:
         """Remember containers that an experiment's report names, unless they are remembered."""
         for grown in grown_containers:
             live = {id(grown.item): grown.item}

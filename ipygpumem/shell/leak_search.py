@@ -26,10 +26,11 @@ from ipygpumem.inventory.remaining.watched_names import (
     storages_of,
 )
 from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, Questions
-from ipygpumem.inventory.rows.dropped_data import KnownObjects, OtherData, with_remarks
+from ipygpumem.inventory.rows.dropped_objects import with_remarks
 from ipygpumem.inventory.rows.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.rows.held_rows import HeldRow
 from ipygpumem.inventory.rows.merging import merged, remarks_on_possibly_older
+from ipygpumem.inventory.rows.other_data import KnownObjects, OtherData
 from ipygpumem.inventory.rows.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
@@ -203,11 +204,11 @@ class LeakSearch:
         in_rows = storages_of_survivors | surviving.storages | storages_of_graphs
         unlisted = Unlisted(notebook, large.places, surviving.sizes, storages_of_survivors)
         candidates = large.largest(unlisted)
-        behind_names = _identities_behind_names(candidates, notebook)
-        arrays = _UnnamedArrays(notebook, in_rows, behind_names)
+        ids_behind_names = _ids_behind_names(candidates, notebook)
+        arrays = _UnnamedArrays(notebook, in_rows, ids_behind_names)
         # From 30,000 names on, the namespace is a large dict itself.
         ours = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
-        objects = UnreachedObjects(candidates, unlisted, ours | behind_names)
+        objects = UnreachedObjects(candidates, unlisted, ours | ids_behind_names)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
     def _rows_of_leaks(
@@ -221,10 +222,10 @@ class LeakSearch:
         is known.
         """
         questions = unnamed.questions()
-        explained = self._survivors.with_holders(survivors, heap, roots, questions)
-        holders = questions.holders  # the search has filled it
-        of_experiments = rows_of(explained, heap)
-        of_experiments += unnamed.surviving.rows(holders, explained)
+        found = self._survivors.array_holders(survivors, heap, roots, questions)
+        holders = found.of_questions
+        of_experiments = rows_of(found.arrays, heap)
+        of_experiments += unnamed.surviving.rows(holders, found.arrays)
         of_any_age, not_reached = _by_reach(unnamed.rows_of_any_age(holders))
         of_any_age += rows_of_registries(unnamed.unlisted)
         return _RowsOfLeaks(of_experiments, of_any_age, not_reached)
@@ -317,7 +318,7 @@ class _UnnamedArrays:
     Args:
         notebook: the live objects and the user's names.
         in_rows: storages that have rows of their own.
-        behind_names: identities of objects to which names lead, arrays among them.
+        ids_behind_names: identities of the arrays that names lead to.
 
     Attributes:
         to_explain: the storages whose holders are searched, the largest first.
@@ -325,12 +326,12 @@ class _UnnamedArrays:
     """
 
     def __init__(
-        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], behind_names: Set[int]
+        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], ids_behind_names: Set[int]
     ) -> None:
         self._notebook = notebook
         self._rows: dict[StorageKey, RetainedArray] = {}
         for key, arrays in notebook.heap.large(notebook.smallest).items():
-            if key not in in_rows and behind_names.isdisjoint(map(id, arrays)):
+            if key not in in_rows and ids_behind_names.isdisjoint(map(id, arrays)):
                 self._rows[key] = record_without_name(arrays[0])
         largest_first = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
         self.to_explain = largest_first[:MOST_EXPLAINED]
@@ -343,15 +344,15 @@ class _UnnamedArrays:
                 yield HeldRow(self._rows[key], holders[key])
 
 
-def _identities_behind_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
-    """Return the identities of the objects to which a name leads, among the ``candidates`` and the
-    large arrays: one walk from the names for both, because it takes long.
+def _ids_behind_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
+    """Return the identities of the ``candidates``, and of the large arrays, that a name leads to:
+    one walk from the names for both.
     """
     wanted = set(map(id, candidates))
     for arrays in notebook.heap.large(notebook.smallest).values():
         wanted.update(map(id, arrays))
     values = list(notebook.names.values())
-    return wanted.intersection(map(id, values)) | unreached.led_to_by_names(values, wanted)
+    return wanted.intersection(map(id, values)) | unreached.ids_behind_names(values, wanted)
 
 
 def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArray]]:

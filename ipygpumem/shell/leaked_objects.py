@@ -31,7 +31,7 @@ from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
 from ipygpumem.inventory.leaks import unreached
 from ipygpumem.inventory.leaks.retained import words_on_output
-from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, Explained
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, HeldArrays
 from ipygpumem.inventory.rows.held_rows import HeldRow
 from ipygpumem.inventory.rows.merging import holder_of_registered
 from ipygpumem.inventory.rows.searched_rows import holder_of_several, is_searched_together
@@ -75,7 +75,9 @@ class NotebookOnHeap:
         The variable may be a global of one of the user's modules:
         ``module.name[index].attribute``.
         """
-        if holder.is_kept or (holder.is_variable and not holder.has_words):
+        if holder.is_kept:
+            return True
+        if holder.is_variable and not holder.has_words:
             return True
         return holder.module in self.modules
 
@@ -199,7 +201,7 @@ class SurvivingObjects:
         else:
             self.to_explain.append(items[0])
 
-    def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
+    def rows(self, holders: Holders, of_arrays: Sequence[HeldArrays]) -> Iterator[HeldRow]:
         """Yield the rows of the objects that are large.
 
         Args:
@@ -267,7 +269,8 @@ class Unlisted:
         """Count ``objects`` and all they lead to as listed, so that no later measurement has
         them.
         """
-        self.bytes_of(objects)
+        self._count_names()
+        self._sizes.exclude(objects)
 
     def has_counted(self, item: object) -> bool:
         """Return True if an object is in a row, or if a name leads to it."""
@@ -301,7 +304,7 @@ class Unlisted:
                 numpy_arrays += on_storage
         # An array of objects is left out without its elements, which may be leaks of their own.
         with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
-        sizes.exclude_data(with_objects.values())  # not their elements
+        sizes.exclude_data(with_objects.values())
         sizes.exclude([array for array in large_arrays if id(array) not in with_objects])
 
     def _count_names(self) -> None:

@@ -64,11 +64,12 @@ def largest_names(
             references=named.references,
             namespaces=namespaces,
             outputs=_outputs_in(named.objects),
-            cell_of=_cell_finder(shell, named.elsewhere),
             remedy_of=functools.partial(_remedy_of, shell, named.remedies),
             progress=report,
         )
-    rows = _with_places(result.names, named.places)
+    cell_of = _cell_finder(shell, named.elsewhere)
+    rows_with_cells = [row._replace(cell=cell_of(row.name)) for row in result.names]
+    rows = _with_places(rows_with_cells, named.places)
     return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
 
 

@@ -39,7 +39,7 @@ from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.paths.remedies import REMOVE, Holder
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.sizes.sizes import Sizes
-from ipygpumem.inventory.remaining.baseline import arrays_behind, within_reach
+from ipygpumem.inventory.remaining.baseline import arrays_behind, arrays_within_reach
 from ipygpumem.inventory.remaining.remaining import (
     Changes,
     find_remaining,
@@ -54,8 +54,8 @@ from ipygpumem.inventory.remaining.watched_names import (
     storages_of,
 )
 from ipygpumem.inventory.rows.array_holders import (
-    Explained,
-    explained,
+    HeldArrays,
+    find_array_holders,
     holder_of_possibly_older,
     storages_with_holder_of,
 )
@@ -147,7 +147,7 @@ class SurvivorSearch:
         self.alive: list[WatchedName] = []
         self.unnamed_bytes = ended.growth.size_bytes
         self.extent = Extent.ALL
-        self._explained: list[Explained] = []
+        self._held_arrays: list[HeldArrays] = []
         """The names with live arrays and their rows."""
         self._new_ids: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
@@ -255,7 +255,7 @@ class SurvivorSearch:
         """
         if library_type("numpy", "ndarray") is None or not self._ended.baseline.is_complete:
             return []
-        arrays, _ = within_reach(self._context.namespace)
+        arrays, _ = arrays_within_reach(self._context.namespace)
         large_new = dict[StorageKey, WatchedName]()
         notes_small_arrays = len(arrays) <= MOST_SEARCHED
         for item, array in described(arrays):
@@ -361,10 +361,11 @@ class SurvivorSearch:
         self._add_alive(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
         self._add_remarks_on_grown(heap)
-        self._explained = explained(self.alive, heap, roots, smallest=self.smallest)
+        found = find_array_holders(self.alive, heap, roots, smallest=self.smallest)
+        self._held_arrays = found.arrays
         detach_numpy(self.alive, heap)
-        self.alive = [name for name, _ in self._explained]
-        return rows_of(self._explained, heap)
+        self.alive = [name for name, _ in self._held_arrays]
+        return rows_of(self._held_arrays, heap)
 
     def _add_remarks_on_grown(self, heap: Heap) -> None:
         """Add remarks on live arrays that are older than their memory, such as one that the
@@ -425,10 +426,10 @@ class SurvivorSearch:
         arrays = _largest_within(self._possibly_older, limit_bytes)
         if not arrays:
             return []
-        rows_by_name = explained(arrays, heap, roots, smallest=self.smallest)
+        found = find_array_holders(arrays, heap, roots, smallest=self.smallest)
         detach_numpy(arrays, heap)
-        self.alive += [name for name, _ in rows_by_name]
-        return rows_of(rows_by_name, heap)
+        self.alive += [name for name, _ in found.arrays]
+        return rows_of(found.arrays, heap)
 
     def rows_without_arrays(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the memory that is in no array, each part with its row, which has the holder."""
@@ -488,7 +489,7 @@ class SurvivorSearch:
         name = self._ended.growth.names.get(id(item), "")
         cell = self._cell_of(name) if name else None
         row = HeldRow(replace(part.record, name=name, cell=cell), holder)
-        storages = storages_with_holder_of(row, self._explained)
+        storages = storages_with_holder_of(row, self._held_arrays)
         return HeldRow(with_arrays(row.row, item, storages), holder)
 
     def _remaining(self, heap: Heap) -> list[Remaining]:

@@ -31,16 +31,19 @@ from ipygpumem.inventory.remaining.watched_names import (
     update_numpy,
 )
 from ipygpumem.inventory.rows.array_holders import (
-    Explained,
+    ArrayHolders,
+    HeldArrays,
     Questions,
-    explained,
+    find_array_holders,
     storages_with_holder_of,
 )
 from ipygpumem.inventory.rows.array_parts import with_arrays
-from ipygpumem.inventory.rows.dropped_data import OlderData, OtherData, with_remarks
+from ipygpumem.inventory.rows.dropped_objects import with_remarks
 from ipygpumem.inventory.rows.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.rows.held_rows import HeldRow
 from ipygpumem.inventory.rows.merging import merged
+from ipygpumem.inventory.rows.older_data import OlderData
+from ipygpumem.inventory.rows.other_data import OtherData
 from ipygpumem.records import RetainedArray
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
@@ -63,7 +66,7 @@ class ReportedObjects(NamedTuple):
         """Return the present size of the objects together."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
-    def row(self, size: Size, holder: Holder, arrays: Iterable[Explained]) -> HeldRow:
+    def row(self, size: Size, holder: Holder, arrays: Iterable[HeldArrays]) -> HeldRow:
         """Return the row of the objects now.
 
         Args:
@@ -193,15 +196,14 @@ class Survivors:
         """Return the identities of records that lines of earlier reports remove."""
         return set(chain.from_iterable(item.identities for item in self._removed_records))
 
-    def with_holders(
+    def array_holders(
         self,
         watched: Sequence[WatchedName],
         heap: Heap,
         roots: Roots,
         questions: Questions | None = None,
-    ) -> list[Explained]:
-        """Return the live arrays of each name, largest first, with the object that holds all of
-        them.
+    ) -> ArrayHolders:
+        """Find the object that holds all live arrays of each name.
 
         Args:
             watched: the names.
@@ -210,7 +212,9 @@ class Survivors:
             questions: further objects whose holders the same search finds.
         """
         smallest = self._context.config.min_held_bytes
-        return explained(watched, heap, roots, smallest=smallest, questions=questions)
+        return find_array_holders(
+            watched, heap, roots, smallest=smallest, questions=questions or Questions()
+        )
 
     # -- at the end of an experiment --------------------------------------------------------------
 
@@ -383,7 +387,7 @@ class Survivors:
                 names = [item for item in self.names_with_arrays if item.record.name == name]
                 update_numpy(names, heap)
             roots = self.roots()
-            rows = [row for _, row in self.with_holders(names, heap, roots)]
+            rows = [row for _, row in self.array_holders(names, heap, roots).arrays]
             if value is not None and not rows:
                 rows.append(_row_without_arrays(value, name, heap, roots))
             heap.drop()

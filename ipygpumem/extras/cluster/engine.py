@@ -30,17 +30,20 @@ from ipygpumem.shell.app import App, app_of, find_app
 from ipygpumem.shell.commands.parsing import parse
 from ipygpumem.shell.recovery import free_on_devices
 
-_OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
+_NAME_OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
+"""Names that ipyparallel binds on the engine for a call, such as ``_3f2a_args``."""
 
 
 def answer(function: str, *words: Any) -> dict[str, Any]:
     """Call the function of ``_REQUESTS`` with this name; return ``{"value": its result}``, or
     ``{"error": message}`` if it fails.
+
+    The notebook calls this on the engine, by way of ipyparallel.
     """
     names = get_ipython().user_ns
     # ipyparallel binds names for its call; an experiment that ends in it would own them.
     last_names = list(islice(reversed(names), 4))
-    names_of_call = {name: names.pop(name) for name in last_names if _OF_CALL.fullmatch(name)}
+    names_of_call = {name: names.pop(name) for name in last_names if _NAME_OF_CALL.fullmatch(name)}
     try:
         return {"value": _REQUESTS[function](_loaded_app(), *words)}
     except Exception as error:  # any error: the notebook reports it
@@ -50,7 +53,9 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
 
 
 def _loaded_app() -> App:
-    """Return the extension of this engine; if it is loaded here, it shows nothing by itself."""
+    """Return the extension of this engine; load it if it is not, so that it shows nothing by
+    itself.
+    """
     app = find_app(get_ipython())
     if app is None:
         get_ipython().extension_manager.load_extension("ipygpumem")
@@ -60,7 +65,7 @@ def _loaded_app() -> App:
 
 
 def prepare(app: App, line: str) -> dict[str, Any]:
-    """Check the options of the next cell, ``%%experiment LINE``, and return this engine's place.
+    """Check the options of the next cell, ``%%experiment LINE``, and return ``place()``.
 
     The client runs the cell only on engines that return their place.
     """
@@ -70,27 +75,35 @@ def prepare(app: App, line: str) -> dict[str, Any]:
 
 
 def start(app: App, line: str) -> dict[str, Any]:
-    """Open an experiment like ``%experiment start LINE``, and return this engine's place; end
-    another client's experiment of the same name first.
+    """Open an experiment like ``%experiment start LINE``, and return ``place()``; end another
+    client's experiment of the same name first.
     """
     options = parse(app.commands, "%experiment", f"start {line}")[1]
     # The first call imports modules, whose memory is not the experiment's.
     sys.modules["ipyparallel.serialize"].serialize_object(place())
-    for other in list(app.experiments.open):
-        is_of_another_client = other not in app.experiments.here()  # which may be gone
-        if other.name == options.name and is_of_another_client:
-            app.experiments.finish(other)
+    for earlier in list(app.experiments.open):
+        is_of_another_client = earlier not in app.experiments.here()  # which may be gone
+        if earlier.name == options.name and is_of_another_client:
+            app.experiments.finish(earlier)
     experiment.start(app, options)
     return place()
 
 
 def end(app: App, name: str, whose: str = "") -> dict[str, Any]:
-    """End the named experiment: the requesting client's, else another client's unless ``whose`` is
-    ``own``.
+    """End the experiment with this name, and return its ``_result``.
+
+    Args:
+        app: the extension.
+        name: the name.
+        whose: ``own`` for experiments of the requesting client only; otherwise an experiment of
+            another client is ended if that client has none.
+
+    Raises:
+        GpuMemError: there is none.
     """
     candidates = list(app.experiments.here())
     if whose != "own":
-        candidates = [*app.experiments.open, *candidates]
+        candidates = [*app.experiments.open, *candidates]  # the last one with the name is ended
     named = [item for item in candidates if item.name == name]
     if not named:
         raise GpuMemError(f"no experiment {quoted(name)} is open there")
@@ -99,8 +112,15 @@ def end(app: App, name: str, whose: str = "") -> dict[str, Any]:
 
 
 def record(app: App, name: str, since: Mapping[int, float]) -> dict[str, Any]:
-    """Return the record of the first experiment with that name that began since ``since``, a time
-    of this engine.
+    """Return the ``_result`` of the first experiment with that name that began since a time.
+
+    Args:
+        app: the extension.
+        name: the name.
+        since: the time on the clock of each engine, by its number.
+
+    Raises:
+        GpuMemError: there is none.
     """
     begin = since[get_ipython().kernel.engine_id]
     records = [
@@ -123,7 +143,13 @@ def _result(app: App, record: ExperimentRecord) -> dict[str, Any]:
 
 
 def look(app: App, magic: str, line: str) -> dict[str, Any]:
-    """Return a command's output here as text, and the memory in use before and after it."""
+    """Return a command's output here as text, and the memory in use before and after it.
+
+    Args:
+        app: the extension.
+        magic: ``gpumem``, for instance.
+        line: the words after it: ``free``.
+    """
     command, options = parse(app.commands, f"%{magic}", line)
     before = bytes_in_use(app.context.meter.now())
     reports = command.run(app, options)

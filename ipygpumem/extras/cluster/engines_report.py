@@ -8,6 +8,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.report.cells import has_changed
@@ -25,8 +26,19 @@ _TOTALLED = (KEPT, "in use", "freed")
 """Figures whose sum is meaningful: peaks come at different times, and engines share the free
 memory.
 """
-Values = Mapping[tuple[str, str], float]
-"""Figures of one engine by name and device kind: bytes, or seconds."""
+FigureKey = tuple[str, str]
+"""The name of a figure and a kind of device, such as ``("peak", "cuda")``."""
+Values = Mapping[FigureKey, float]
+"""Figures of one engine: bytes, or seconds."""
+
+
+class EngineOutput(NamedTuple):
+    """A command's output on one engine."""
+
+    host: str
+    text: str
+    values: Values
+    """The memory there after the command."""
 
 
 def kind_of(device: str) -> str:
@@ -50,7 +62,7 @@ def values_of(engine: EngineRecord) -> Values:
     record = engine.record
     if record is None:
         return {}
-    values: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
+    values: dict[FigureKey, float] = {(TIME, ""): record.duration_seconds}
     for usage in filter(is_reported, record.usages):
         kind = kind_of(usage.device)
         peak = values.get((PEAK, kind), 0)
@@ -69,7 +81,14 @@ def values_of(engine: EngineRecord) -> Values:
 def merged_record(
     name: str, started_at: float, span_seconds: float, engines: Sequence[EngineRecord]
 ) -> ExperimentRecord:
-    """Return the record of the experiment on all engines: sums, names, and notes on outliers."""
+    """Return the record of an experiment on all engines: sums, names, and notes on outliers.
+
+    Args:
+        name: its name.
+        started_at: the Unix time of its start.
+        span_seconds: the time from its start to its end, by the notebook's clock.
+        engines: the records of the engines, also of those that have failed.
+    """
     records = [engine.record for engine in engines if engine.record is not None]
     hosts = {engine.engine: engine.host for engine in engines}
     seconds = span_seconds
@@ -123,8 +142,9 @@ def _sums_by_kind(sizes_of_engines: Iterable[Mapping[str, int]]) -> dict[str, in
 
 
 def _summed_usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
-    """Return sums by device kind; those of peaks are upper bounds, because engines may peak at
-    different times.
+    """Return the sum of the engines' usages for each kind of device.
+
+    The sum of the peaks is an upper bound, because engines may peak at different times.
     """
     usages_by_kind: dict[str, list[Usage]] = defaultdict(list)
     for record in records:
@@ -150,7 +170,7 @@ def _summed_usage(kind: str, usages: Sequence[Usage]) -> Usage:
 
 
 def engine_numbers(numbers: Sequence[int]) -> str:
-    """Return ``engines 0-2, 5``."""
+    """Return numbers of engines in words: ``engines 0-2, 5`` for 0, 1, 2 and 5."""
     texts: list[str] = []
     first = last = 0
     for number in sorted(numbers):
@@ -169,7 +189,9 @@ def texts_with_engines(
 ) -> list[str]:
     """Return each text once, after the engines that it is about: ``engines 0-2: died``.
 
-    A single engine has its host's name, too.
+    Args:
+        texts: the number of an engine, with a text about it.
+        hosts: the engines' hosts, which are named for single engines: ``engine 3 (node7): died``.
     """
     engines_by_text: dict[str, list[int]] = defaultdict(list)
     for number, text in texts:
@@ -223,11 +245,14 @@ def _engines_headline(record: ExperimentRecord, failed: int) -> list[str]:
     return head
 
 
-def _figures_table(
-    engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()
-) -> Table:
-    """Return a row for each figure over the engines that have it, by device."""
-    values_by_figure: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+def _figures_table(engines: Mapping[int, Values], sampled: Collection[FigureKey] = ()) -> Table:
+    """Return the table with a row for each figure: its spread over the engines that have it.
+
+    Args:
+        engines: the figures by engine.
+        sampled: the figures that were sampled on an engine.
+    """
+    values_by_figure: dict[FigureKey, dict[int, float]] = defaultdict(dict)
     for engine, values in engines.items():
         for key, value in values.items():
             values_by_figure[key][engine] = value
@@ -238,15 +263,13 @@ def _figures_table(
     return Table.of(rows, {"of", "in total", "lowest", "median", "highest"})
 
 
-def _position_of_figure(key: tuple[str, str]) -> int:
+def _position_of_figure(key: FigureKey) -> int:
     """Return the position of a figure in the table: time first, then the host, then devices."""
     _, device = key
     return {"": 0, "cpu": 1}.get(device, 2)
 
 
-def _figure_row(
-    key: tuple[str, str], values: Mapping[int, float], *, is_sampled: bool
-) -> dict[str, str]:
+def _figure_row(key: FigureKey, values: Mapping[int, float], *, is_sampled: bool) -> dict[str, str]:
     """Return the row of a figure: its sum and spread over the engines, and the first engine with
     the highest value.
     """
@@ -282,7 +305,7 @@ def _value_text(name: str, value: float) -> str:
 
 
 def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values]) -> Table:
-    """Return a row for each engine; devices that no engine used have no column."""
+    """Return the table with a row for each engine; devices that no engine used have no column."""
     columns = {TIME: (TIME, "")}
     for values in figures.values():
         for name, device in values:
@@ -295,7 +318,7 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
 
 
 def _engine_row(
-    engine: EngineRecord, values: Values, columns: Mapping[str, tuple[str, str]]
+    engine: EngineRecord, values: Values, columns: Mapping[str, FigureKey]
 ) -> dict[str, str]:
     """Return an engine's row; ``columns`` are the figures by heading."""
     row = {
@@ -314,18 +337,22 @@ def _engine_row(
 
 
 def outputs_report(
-    command: str, outputs: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]
+    command: str, outputs: Mapping[int, EngineOutput], failed: Mapping[int, str]
 ) -> Report:
-    """Return a command's output on each engine (host, text and figures), and the errors of the
-    failed ones.
+    """Return the report of a command that has run on several engines.
+
+    Args:
+        command: the command as the user wrote it.
+        outputs: its output by engine.
+        failed: the errors of the engines on which it has failed.
     """
     headline = f"{clean(command)} on {count(len(outputs), 'engine')}"
     values_by_engine: dict[int, Values] = {}
     listings = []
-    for number, (host, text, values) in outputs.items():
-        values_by_engine[number] = values
-        lines = list(map(clean, text.splitlines()))
-        title = f"engine {number} ({clean_name(host)})"
+    for number, output in outputs.items():
+        values_by_engine[number] = output.values
+        lines = list(map(clean, output.text.splitlines()))
+        title = f"engine {number} ({clean_name(output.host)})"
         listings.append(Listing(title, lines, code=True, is_collapsed=True))
     return Report(
         "engines",

@@ -16,11 +16,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ClusterError, how_to_install, quoted
 from ipygpumem.extras.cluster.engines_report import (
+    EngineOutput,
     Values,
     engine_numbers,
     engines_report,
@@ -43,6 +44,7 @@ _HOW = "import ipyparallel; rc = ipyparallel.Cluster(n=4).start_and_connect_sync
 _MOST_ENGINES = 1_000_000
 """Longest range of engines, so that a mistyped one is cheap."""
 _POLL_SECONDS = 0.1
+"""Time between two looks at the results."""
 _START_SECONDS = 30.0
 """Seconds to wait for an engine to begin; one that is busy is left out."""
 _GRACE_SECONDS = 10.0
@@ -50,12 +52,24 @@ _GRACE_SECONDS = 10.0
 _NEWS_SECONDS = 0.5
 """Seconds to wait for the message that an engine has begun a cell."""
 
-Asked = dict[int, Any]
-"""ipyparallel's ``AsyncResult`` by engine."""
+PendingResults = dict[int, Any]
+"""ipyparallel's ``AsyncResult`` of a request, by engine."""
+
+
+class Replies(NamedTuple):
+    """The replies of engines to a request."""
+
+    values: dict[int, Any]
+    """The value that each engine has returned."""
+    failed: dict[int, str]
+    """Why there is none from the other engines, such as ``did not reply``."""
 
 
 def on_engines(app: App, call: Call) -> list[Report]:
-    """Run a command on engines; a Ctrl-C interrupts only the waiting: nothing stays open."""
+    """Run a command on the engines that ``--on`` names, and return its reports.
+
+    A Ctrl-C ends only the wait for the engines, so that no experiment stays open there.
+    """
     __tracebackhide__ = True
     options = call.options
     line = _without_on_option(call.line)
@@ -85,7 +99,7 @@ def _without_on_option(line: str) -> str:
 
 
 def _reports_unless_interrupted(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
-    """Return the reports; if there was a Ctrl-C, show them and raise it."""
+    """Return the reports; if there was a Ctrl-C (``struck``), show them and raise it."""
     if struck:
         app.context.display.show(reports)
         raise KeyboardInterrupt
@@ -93,7 +107,15 @@ def _reports_unless_interrupted(struck: list[int], app: App, reports: list[Repor
 
 
 def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
-    """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
+    """Run a cell as an experiment on all engines at once; show everything, then raise its error.
+
+    Args:
+        app: the services of the shell.
+        options: the options of ``%%experiment``.
+        line: its line without ``--on``.
+        cell: the code.
+        struck: gets an item for each Ctrl-C.
+    """
     __tracebackhide__ = True
     experiment = _new_experiment(app, options)
     engines = count(len(experiment.named_engines.numbers), "engine")
@@ -125,15 +147,15 @@ def _show_outputs(number: int, result: Any, *, is_alone: bool) -> None:
 def _start_experiment(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
     """Open an experiment on engines; an open one of the same name is ended first."""
     experiment = _new_experiment(app, options)
-    for other in list(app.on_cluster):
-        if other.name != options.name:
+    for earlier in list(app.on_cluster):
+        if earlier.name != options.name:
             continue
-        app.on_cluster.remove(other)
-        if not _is_closed(other.named_engines.client):
-            app.context.display.show(_end_and_report(app, other))
+        app.on_cluster.remove(earlier)
+        if not _is_closed(earlier.named_engines.client):
+            app.context.display.show(_end_and_report(app, earlier))
     experiment.begin("start", line)
     if struck:
-        experiment.collect_record(no_progress)
+        experiment.collect_record(no_progress)  # ends it on the engines that have begun
     else:
         app.on_cluster.append(experiment)
     return []
@@ -205,15 +227,15 @@ def _store_and_report(
 def _run_on_each_engine(app: App, magic: str, line: str, options: Options) -> list[Report]:
     """Run a command on each engine, and return its reports below one table of figures."""
     engines = _engines_of(app.context.shell, options.on)
-    asked = engines.ask("look", magic, line)
+    pending = engines.ask("look", magic, line)
     with app.context.display.working(f"%{magic} {line}") as progress:
-        engines.wait(asked, progress)
-    replies, failed = engines.replies(asked)
+        engines.wait(pending, progress)
+    replies = engines.replies(pending)
     outputs = {}
-    for number, reply in replies.items():
+    for number, reply in replies.values.items():
         values = _values_of_reply(reply, has_freed=line == "free")
-        outputs[number] = (reply["host"], reply["text"], values)
-    return [outputs_report(f"%{magic} {line}", outputs, failed)]
+        outputs[number] = EngineOutput(reply["host"], reply["text"], values)
+    return [outputs_report(f"%{magic} {line}", outputs, replies.failed)]
 
 
 def _values_of_reply(reply: dict[str, Any], *, has_freed: bool) -> Values:
@@ -233,7 +255,13 @@ def _values_of_reply(reply: dict[str, Any], *, has_freed: bool) -> Values:
 
 
 class ClusterExperiment:
-    """An experiment on engines."""
+    """An experiment on engines.
+
+    Args:
+        name: its name.
+        engines: the engines that the user has named.
+        report: the option ``--report``; None for the configured one.
+    """
 
     def __init__(self, name: str, engines: Engines, report: str | None = None) -> None:
         self.name = name
@@ -268,21 +296,37 @@ class ClusterExperiment:
     def begin(self, function: str, line: str) -> None:
         """Ask all engines to begin. The engines that reply in time participate; a busy one is told
         to end the experiment, so that it does not begin later.
+
+        Args:
+            function: ``start`` to open the experiment, ``prepare`` for one of a single cell.
+            line: the line of the command.
+
+        Raises:
+            ClusterError: no engine has begun.
         """
-        asked = self.named_engines.ask(function, line)
+        pending = self.named_engines.ask(function, line)
         with interrupts.deferred() as struck:
-            self.named_engines.wait(asked, seconds=_START_SECONDS)
-        late = _unanswered(asked)
-        self._places, self._failed = self.named_engines.replies(asked)
+            self.named_engines.wait(pending, seconds=_START_SECONDS)
+        late = _unanswered(pending)
+        replies = self.named_engines.replies(pending)
+        self._places = replies.values
+        self._failed = replies.failed
         self.engines = Engines(self.named_engines.client, self._places)
         if not self._places and not struck:
             raise ClusterError("; ".join(texts_with_engines(self._failed.items())))
         if function == "start":
             Engines(self.named_engines.client, late).ask("end", self.name, "own")
 
-    def run(self, line: str, source: str, progress: Progress) -> tuple[ExperimentRecord, Asked]:
+    def run(
+        self, line: str, source: str, progress: Progress
+    ) -> tuple[ExperimentRecord, PendingResults]:
         """Run a cell as an experiment that ends with it, on all engines; return the merged record
-        and the results.
+        and the results, which have the cell's outputs and errors.
+
+        Args:
+            line: the line of ``%%experiment``.
+            source: the code below it.
+            progress: is called with the share of the engines that have finished.
         """
         self.begin("prepare", line)
         with interrupts.deferred() as struck:
@@ -299,8 +343,8 @@ class ClusterExperiment:
                 self._failed[number] = problem
         finished = [number for number in results if number not in self._failed]
         since = {number: place["time"] for number, place in self._places.items()}
-        asked = Engines(self.named_engines.client, finished).ask("record", self.name, since)
-        return self._merged_record(asked, progress), results
+        pending = Engines(self.named_engines.client, finished).ask("record", self.name, since)
+        return self._merged_record(pending, progress), results
 
     def _why_no_record(self, result: Any) -> str:
         """Return why an engine has no record of its cell; an empty text if it has one."""
@@ -317,20 +361,25 @@ class ClusterExperiment:
         """End it on the engines, and return the merged record."""
         return self._merged_record(self.engines.ask("end", self.name), progress)
 
-    def _merged_record(self, asked: Asked, progress: Progress) -> ExperimentRecord:
+    def _merged_record(self, pending: PendingResults, progress: Progress) -> ExperimentRecord:
         """Wait for the engines' records, and return them as one."""
         with interrupts.deferred() as struck:
-            self.engines.wait(asked, progress, earlier_interrupts=len(struck))
-        replies, failed = self.engines.replies(asked)
-        self._failed = failed | self._failed  # the earlier reason is the cause
+            self.engines.wait(pending, progress, earlier_interrupts=len(struck))
+        replies = self.engines.replies(pending)
+        self._failed = replies.failed | self._failed  # the earlier reason is the cause
         engines = [
-            self._engine_record(number, replies.get(number))
+            self._engine_record(number, replies.values.get(number))
             for number in self.named_engines.numbers
         ]
         return merged_record(self.name, self._started_at, self.elapsed_seconds, engines)
 
     def _engine_record(self, number: int, reply: dict[str, Any] | None) -> EngineRecord:
-        """Return the record of one engine, which says why it has none of the experiment."""
+        """Return the record of one engine.
+
+        Args:
+            number: the engine's number.
+            reply: the record as plain values; None if the engine has none: then its error says why.
+        """
         values = self._places.get(number, {}) | {"engine": number}
         values |= reply or {"error": self._failed.get(number, "")}
         try:
@@ -342,13 +391,18 @@ class ClusterExperiment:
 
 
 class Engines:
-    """Some engines of a cluster."""
+    """Some engines of a cluster.
+
+    Args:
+        client: ipyparallel's client.
+        numbers: the numbers of the engines.
+    """
 
     def __init__(self, client: Any, numbers: Iterable[int]) -> None:
         self.client = client
         self.numbers = tuple(numbers)
 
-    def ask(self, function: str, *words: object) -> Asked:
+    def ask(self, function: str, *words: object) -> PendingResults:
         """Call a function of ``engine.py`` with plain values on each engine, and return the pending
         results.
         """
@@ -356,23 +410,23 @@ class Engines:
         call = f"{module}.answer({function!r}, *{words!r})"
         return self._request_of_each(lambda view: view.apply_async(eval, call, {}))
 
-    def run(self, source: str) -> Asked:
+    def run(self, source: str) -> PendingResults:
         """Run a cell on each engine."""
         return self._request_of_each(lambda view: view.execute(source, silent=False, block=False))
 
-    def _request_of_each(self, request: Callable[[Any], Any]) -> Asked:
+    def _request_of_each(self, request: Callable[[Any], Any]) -> PendingResults:
         """Make a request of each engine that is still there, and return the pending results."""
-        asked = Asked()
+        pending = PendingResults()
         no_engines = sys.modules["ipyparallel.error"].NoEnginesRegistered
         for number in self.numbers:
             with contextlib.suppress(LookupError, no_engines):  # it is gone
                 if not _is_closed(self.client) and number in self.client.ids:
-                    asked[number] = request(self.client[number])
-        return asked
+                    pending[number] = request(self.client[number])
+        return pending
 
     def wait(
         self,
-        asked: Asked,
+        pending: PendingResults,
         progress: Progress = no_progress,
         *,
         seconds: float = float("inf"),
@@ -385,23 +439,23 @@ class Engines:
         until = time.monotonic() + seconds
         with interrupts.deferred() as struck:
             while len(struck) <= earlier_interrupts and time.monotonic() < until:
-                waiting = _unanswered(asked)
+                waiting = _unanswered(pending)
                 if not waiting:
                     break
-                progress(1 - len(waiting) / len(asked))
-                asked[waiting[0]].wait(_POLL_SECONDS)
+                progress(1 - len(waiting) / len(pending))
+                pending[waiting[0]].wait(_POLL_SECONDS)
 
-    def replies(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
-        """Return the values with which the engines replied, and for each other engine why there is
-        none, such as ``did not reply``; the client drops its copies.
+    def replies(self, pending: PendingResults) -> Replies:
+        """Return the replies of these engines that have come so far; ipyparallel's client forgets
+        the results.
         """
-        replies: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         failed: dict[int, str] = {}
         for number in self.numbers:
-            if number not in asked:
+            if number not in pending:
                 failed[number] = "has stopped"
                 continue
-            result = asked[number]
+            result = pending[number]
             if not result.ready():
                 failed[number] = "did not reply"
                 continue
@@ -411,15 +465,15 @@ class Engines:
                 continue
             reply = result.get(timeout=0)
             if "value" in reply:
-                replies[number] = reply["value"]
+                values[number] = reply["value"]
             else:
                 failed[number] = reply["error"]
-        self.forget(asked)
-        return replies, failed
+        self.forget(pending)
+        return Replies(values, failed)
 
-    def interrupt(self, cells: Asked) -> list[int]:
-        """Send a Ctrl-C to the engines that run these cells, and return them; cancel cells that
-        have not begun.
+    def interrupt(self, cells: PendingResults) -> list[int]:
+        """Send a Ctrl-C to the engines that run these cells, and return their numbers; cancel cells
+        that have not begun.
 
         An engine that has not begun is running something else, maybe another client's code.
         """
@@ -434,7 +488,7 @@ class Engines:
             self.client.abort(not_begun, block=False)
         return begun
 
-    def _not_begun(self, cells: Asked) -> list[int]:
+    def _not_begun(self, cells: PendingResults) -> list[int]:
         """Return the engines that have neither begun their cell nor replied."""
         return [number for number in _unanswered(cells) if not self.has_begun(cells[number])]
 
@@ -442,22 +496,22 @@ class Engines:
         """Return True if an engine has begun its cell."""
         return self.client.metadata[result.msg_ids[0]]["execute_input"] is not None
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, pending: PendingResults) -> None:
         """Drop results from the client's cache, and cancel requests that have not begun."""
-        late = [asked[number] for number in _unanswered(asked)]
+        late = [pending[number] for number in _unanswered(pending)]
         if late and not _is_closed(self.client):
             self.client.abort(late, block=False)
         messages = list[str]()
-        for result in asked.values():
+        for result in pending.values():
             if result.ready():
                 messages += result.msg_ids
         if messages:
             self.client.purge_local_results(messages)
 
 
-def _unanswered(asked: Asked) -> list[int]:
+def _unanswered(pending: PendingResults) -> list[int]:
     """Return the engines whose results are pending."""
-    return [number for number, result in asked.items() if not result.ready()]
+    return [number for number, result in pending.items() if not result.ready()]
 
 
 def _error_in_one_line(error: BaseException | None) -> str:
@@ -477,11 +531,14 @@ def _error_in_one_line(error: BaseException | None) -> str:
 
 
 def _engines_of(shell: Any, words: str) -> Engines:
-    """Return the engines selected by ``all``, ``0-3,5`` or the name of a view."""
+    """Return the engines selected by ``all``, ``0-3,5`` or the name of a view.
+
+    Raises:
+        ClusterError: there are no such engines.
+    """
     view = shell.user_ns.get(words)
-    if is_exactly(
-        view, _class_of_ipyparallel("DirectView"), _class_of_ipyparallel("BroadcastView")
-    ):
+    view_types = map(_class_of_ipyparallel, ("DirectView", "BroadcastView"))
+    if is_exactly(view, *view_types):
         client = view.client
         numbers = _engines_of_view(view)
     else:

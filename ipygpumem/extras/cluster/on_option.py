@@ -8,6 +8,7 @@ from ipygpumem.shell.commands.declarations import Call, option
 
 
 def _on_engines(app: App, call: Call) -> list[Report]:
+    """Run a command on the engines that ``--on`` names."""
     __tracebackhide__ = True
     from ipygpumem.extras.cluster.on_engines import on_engines  # rarely used
 

@@ -1,8 +1,10 @@
 """``%%isolate``: runs a cell in a forked child process.
 
-- ``isolate.py``: forks, shows the output, and takes back the names to keep;
-- ``needs.py``, ``openmp.py``: what the cell needs that a forked process cannot use, such as a GPU's
-  context; the threads of OpenMP, which the child lacks;
-- ``child.py``, ``child_process.py``: runs the cell in the child; the child as the kernel sees it;
-- ``kept_names.py``, ``packets.py``: the names that come back; messages between the two processes.
+- ``isolate.py``: shows the output, and binds the names to keep;
+- ``child_process.py``: forks, passes Ctrl-C on, and ends the child;
+- ``openmp.py``: ends OpenMP's threads before the fork;
+- ``kept_names.py``: loads the values that come back;
+- ``needs.py``: what the cell needs that a forked process cannot use, such as a GPU's context;
+- ``child.py``: runs the cell in the child;
+- ``packets.py``: messages and pickled names between the two processes.
 """

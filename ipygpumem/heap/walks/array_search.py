@@ -31,12 +31,13 @@ class ArraySearch(Walk):
         super().__init__(find=("tensor", "ndarray"), allowance=allowance)
         self._leaves_out = leaves_out
         self._storages: set[tuple[str, int]] = set()
+        """The keys of the storages that were found, or that ``ignore`` excludes."""
         self._pairs: list[tuple[object, Array]] = []
         """Arrays with their descriptions, of which the storages have not been compared yet."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Record the arrays with memory for ``find``, and return the arrays that lead to other
-        objects: also wrappers, whose memory belongs to the tensors inside.
+        """Return the arrays that lead to other objects, as in the base class, and wrappers, whose
+        memory belongs to the tensors inside; record the arrays with memory for ``find``.
         """
         pairs = described(arrays)
         self._pairs += pairs
@@ -45,7 +46,9 @@ class ArraySearch(Walk):
         return list(by_identity([*wrappers, *super().that_lead_on(arrays)]).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield the contents of some objects, without namespaces."""
+        """Yield the contents of some objects, as in the base class, but not those of the namespaces
+        of modules, which lead to everything.
+        """
         namespaces = globals_among(objects)
         if namespaces:
             self.pass_over(*namespaces)
@@ -56,6 +59,7 @@ class ArraySearch(Walk):
         """Yield the arrays that ``value`` is or leads to, with their descriptions, but none on a
         storage that an earlier call has found.
         """
+        # One value may use a third of the limit at most, so that enough is left for later values.
         for_later = max(0, self.left - MOST_OBJECTS // 3)
         self.left -= for_later
         for _ in self.walk_from([([value], None)]):
@@ -70,7 +74,9 @@ class ArraySearch(Walk):
         self.drop()
 
     def ignore(self, value: object) -> None:
-        """Exclude the memory of ``value``, and so all its views, if it is an array itself."""
+        """Exclude the memory of ``value`` if it is an array itself, so that later calls of ``find``
+        yield neither it nor a view of it.
+        """
         array = describe(value)
         if array is not None:
             self._storages.add(array.storage)

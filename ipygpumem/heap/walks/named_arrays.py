@@ -43,15 +43,17 @@ from ipygpumem.introspect import (
     type_name,
 )
 
-_OF_LIBRARIES = (
+_CATEGORIES_OF_LIBRARIES = (
     ("torch", "Tensor", "tensor"),
     ("numpy", "ndarray", "ndarray"),
     ("torch.nn", "Module", "module"),
     ("pandas", "DataFrame", "frame"),
     ("pandas", "Series", "frame"),
 )
-"""Classes of libraries, each with the way to enter its instances."""
-_OF_PYTHON: tuple[tuple[type, str], ...] = (
+"""Modules and names of classes of libraries, each with its category: the way to enter its
+instances.
+"""
+_CATEGORIES_OF_PYTHON: tuple[tuple[type, str], ...] = (
     *((kind, "sequence") for kind in SEQUENCES),
     (dict, "dict"),
     (set, "set"),
@@ -61,21 +63,26 @@ _OF_PYTHON: tuple[tuple[type, str], ...] = (
     (BuiltinFunctionType, "builtin"),
     (type, "class"),
 )
+"""Python's own classes, each with its category. All other objects have the category ``object``."""
 
 
 _MARK = "\0"
 """Encloses the number of an attribute whose name is read later."""
 _MARKED = re.compile(f"{_MARK}([0-9]+){_MARK}")
 _KEY_OF_DICT = re.compile(r'\.__dict__\["([^"]*)"\]')
+"""An attribute that was found in the dict of attributes: ``.__dict__["weight"]``."""
 
 
 def _key_as_attribute(match: re.Match[str]) -> str:
-    """Return the code of the attribute for a match of ``_KEY_OF_DICT``."""
+    """Return the source text of the attribute, ``.weight``, for a match of ``_KEY_OF_DICT``."""
     return _code_of_attribute(match[1])
 
 
 class NamedArrays(Walk):
-    """Finds arrays under names, by their shortest paths."""
+    """Finds arrays under names, by their shortest paths.
+
+    Each object is entered by itself, so that its contents get paths, by its category.
+    """
 
     def __init__(self) -> None:
         super().__init__(MOST_OBJECTS, classes={"__main__"})
@@ -87,12 +94,16 @@ class NamedArrays(Walk):
         """
         self._names: dict[int, dict[str, None]] = {}
         """Names of attributes that led to arrays, by the identity of the object's type."""
-        self._bases_of_categories = [*_loaded_bases(), *_OF_PYTHON]
+        self._bases_of_categories = [*_loaded_bases(), *_CATEGORIES_OF_PYTHON]
         self._categories: dict[int, str] = {}
         """How to enter a type's objects, by the type's identity."""
 
     def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
-        """Return the arrays behind names by identity, the arrays on the shortest paths first."""
+        """Return the arrays behind names by identity, the arrays on the shortest paths first.
+
+        Args:
+            roots: the names with their objects.
+        """
         return by_identity(self.arrays_behind(roots))
 
     def arrays_behind(self, roots: Collection[tuple[str, object]]) -> list[Any]:
@@ -115,7 +126,12 @@ class NamedArrays(Walk):
         self._attributes_unread.clear()
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield the contents of an object, with their paths."""
+        """Yield the contents of an object, with their paths, by the category of its type.
+
+        Args:
+            objects: the object, in a list; or nothing.
+            path: the path to the object.
+        """
         if not objects:
             return
         (item,) = objects
@@ -134,7 +150,7 @@ class NamedArrays(Walk):
             yield from self._groups_of_object(item, category, path)
 
     def _category_of(self, item: object) -> str:
-        """Return how to enter an object, which depends on its type."""
+        """Return the category of an object's type: the way to enter it, such as ``sequence``."""
         category = self._categories.get(id(type(item)))
         if category is not None:
             return category
@@ -199,8 +215,10 @@ class NamedArrays(Walk):
 
     def _groups_of_object(self, item: Any, category: str, path: str) -> Iterator[Group]:
         """Yield the contents of an object that is no container: its fields in C, its attributes and
-        slots. Attributes without a dict get a mark instead of their names, which are read only for
-        paths to arrays.
+        slots.
+
+        Attributes that are stored outside a dict have values without names here. Their paths get
+        marks, and names are read only for marks in paths to arrays.
 
         Args:
             item: the object.
@@ -235,7 +253,9 @@ class NamedArrays(Walk):
         yield nameless, by_mark
 
     def _groups_of_module(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
-        """Yield the contents of a torch module's own dicts as attributes of the module."""
+        """Yield the contents of a torch module's own dicts as attributes of the module:
+        ``model.weight``, not ``model._parameters["weight"]``.
+        """
         for name in MODULE_PARTS:
             inner: Any = attributes.get(name)
             if is_instance(inner, dict) and id(inner) not in self.seen:
@@ -251,8 +271,8 @@ class NamedArrays(Walk):
         return descriptors
 
     def _path_with_mark(self, item: object, value: object, path: str) -> str:
-        """Return the path of an attribute with a mark instead of its name, which is read if it
-        leads to an array.
+        """Return the path of an attribute with a mark instead of its name, which ``_read_names``
+        reads if the path leads to an array.
         """
         number = len(self._attributes_unread)
         self._attributes_unread.append((item, value))
@@ -278,8 +298,8 @@ class NamedArrays(Walk):
 
 
 def _loaded_bases() -> Iterator[tuple[type, str]]:
-    """Yield the classes of ``_OF_LIBRARIES`` that are loaded."""
-    for module, name, category in _OF_LIBRARIES:
+    """Yield the classes of ``_CATEGORIES_OF_LIBRARIES`` that are loaded, with their categories."""
+    for module, name, category in _CATEGORIES_OF_LIBRARIES:
         base = library_type(module, name)
         if base is not None:
             yield base, category
@@ -302,8 +322,9 @@ def _groups_in_c_fields(item: Any, category: str, path: str) -> Iterator[Group]:
 
 
 def _groups_in_frame(item: object, path: str) -> Iterator[Group]:
-    """Yield the arrays of a DataFrame or Series with its own path: users never write their real
-    paths. The index and the columns have ``.index`` and ``.columns``.
+    """Yield the arrays of a DataFrame or Series with the path of the frame itself, because the real
+    paths, as ``df._mgr.blocks[0].values``, are none that users write. The index and the columns get
+    ``.index`` and ``.columns``.
     """
     attributes = instance_dict(item) or {}
     for part in gc.get_referents(attributes.get("_mgr")):
@@ -346,7 +367,9 @@ def _always(path: str) -> Label:
 
 
 def _code_of_attribute(name: object) -> str:
-    """Return the source text of an attribute; torch numbers the parts of a sequence."""
+    """Return the source text of an attribute: ``.weight``, but ``[0]`` for a part of
+    ``torch.nn.Sequential``, which is an attribute named ``0``.
+    """
     text = text_of(name)
     if is_name(text):
         return f".{text}"

@@ -29,11 +29,13 @@ from ipygpumem.introspect import (
 )
 
 CACHED = "cached results"
+"""Name of the part of an ``lru_cache`` with its results."""
 MOST_PARTS = 200
 """Maximum number of columns, keys or attributes that are measured one by one."""
 _MOST_ITEMS = 1_000_000
 """Maximum number of a container's items that are sorted by their types."""
 _MOST_TYPES_SHOWN = 3
+"""Maximum number of types in the name of a part with items of many types."""
 
 
 class ObjectPart(NamedTuple):
@@ -46,11 +48,14 @@ class ObjectPart(NamedTuple):
     objects: Sequence[object] | None
     """None for all content that no other part has."""
     items: int = 1
+    """Number of items in the part."""
 
 
 def parts_of(value: Any) -> Iterator[ObjectPart]:
-    """Yield the parts of a frame, dict, container or object."""
-    for module, name, function in _WITH_PARTS:
+    """Yield the parts of an object: by a function for its class, if there is one in
+    ``_FUNCTIONS_OF_CLASSES``, else entries of a dict, items of a container, or attributes.
+    """
+    for module, name, function in _FUNCTIONS_OF_CLASSES:
         base = library_type(module, name)
         if base is not None and is_instance(value, base):
             yield from function(value)
@@ -119,7 +124,7 @@ def _parts_in_attributes(value: object) -> Iterator[ObjectPart]:
 
 def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
     """Return the parameters, buffers and modules of a torch module by name, and its other
-    attributes, such as dicts of hooks, which most modules have empty.
+    attributes, without numbers, texts and empty containers: most modules have empty dicts of hooks.
     """
     content: dict[str, object] = {}
     for group in MODULE_PARTS:
@@ -134,7 +139,7 @@ def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _named_parts(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
-    """Yield each of the first attributes as a part."""
+    """Yield each of the first attributes as a part; they are as many as are measured one by one."""
     for name, item in list(attributes.items())[:MOST_PARTS]:
         yield ObjectPart("attributes", [f".{text_of(name)}"], [item])
 
@@ -172,7 +177,7 @@ def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
 
 
 def _pandas_values(series: Any) -> Iterator[ObjectPart]:
-    """Yield the values of a series and its index, under the names that the user knows."""
+    """Yield the values of a series and its index, as ``.values`` and ``.index``."""
     manager = _manager(series)
     if manager is not None:
         values = [block.values for block in manager.blocks]
@@ -193,7 +198,7 @@ def _manager(value: Any) -> Any:
 
 
 def _column_label(place: int, label: object) -> str:
-    """Return a column's label, or its number if the label is not plain."""
+    """Return the text of a column's label; ``column 3`` if the label is an object of the user."""
     if type(label) is str:
         return label
     return key_text(label) or f"column {place}"
@@ -220,7 +225,7 @@ def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
         yield ObjectPart("variables", [_column_label(0, name)], [variable])
 
 
-_WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
+_FUNCTIONS_OF_CLASSES: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
     ("builtins", "BaseException", _variables),
     ("functools", "_lru_cache_wrapper", _cached_results),
     ("pandas", "DataFrame", _pandas_columns),

@@ -1,4 +1,4 @@
-"""Lists the arrays of JAX by buffer."""
+"""Lists the arrays of JAX, one record for each buffer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ipygpumem.probes.pools import name_of_jax_device
 
 
 def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
-    """Return one record for each buffer of JAX's arrays, by its address; by the array's identity if
-    the array is on several devices.
+    """Return one record for each buffer of JAX's arrays, by the buffer's address. An array on
+    several devices has several buffers: its record is by the array's identity.
 
     Args:
         named: objects to which names lead.
@@ -48,11 +48,13 @@ def _arrays(named: Iterable[object]) -> list[Any]:
     if kind is None:
         return []
     of_names = [array for array in named if is_instance(array, kind)]
-    return list(by_identity([*of_names, *_live_of_jax()]).values())
+    return list(by_identity([*of_names, *_live_arrays_of_jax()]).values())
 
 
-def _live_of_jax() -> list[Any]:
-    """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
+def _live_arrays_of_jax() -> list[Any]:
+    """Return all live arrays of JAX. If JAX has no backend yet, there are none, and asking JAX
+    would create the backend.
+    """
     jax = loaded("jax")
     bridge = sys.modules.get("jax._src.xla_bridge")
     has_begun = getattr(bridge, "backends_are_initialized", None)
@@ -85,12 +87,12 @@ def _record(array: Any, labels: Labels) -> TensorRecord:
 
 
 def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
-    """Count NumPy arrays on the host buffers of JAX in the records of these, such as
-    ``numpy.asarray(array)``.
+    """Find the NumPy arrays that show a host buffer of JAX, such as ``numpy.asarray(array)``, and
+    count them as aliases in the buffer's record.
 
     Args:
         arrays: NumPy arrays.
-        records: the records of JAX's buffers, by address.
+        records: the records of JAX's buffers, by address; get the numbers of aliases.
 
     Returns:
         The identities of the arrays' owners, which need no record of their own.

@@ -1,4 +1,4 @@
-"""The names of tensors and arrays, and the cells that bound them."""
+"""The names of tensors and arrays, and the cell that bound each name."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ class Labels:
         """The cell that bound the first part of a path, by the path up to its first bracket."""
 
     def cells(self, paths: Sequence[str | None]) -> list[int | None]:
-        """Return for each path the cell that bound its first part; None without a path."""
+        """Return for each path the cell that bound its first part: for ``model.fc.weight``, the
+        cell that bound ``model``. Without a path, or for an unknown cell, it is None.
+        """
         if not paths:
             return []
         texts = [path or "" for path in paths]
         head_of_first = texts[0].partition("[")[0]
         is_known = head_of_first in self._cells and head_of_first != "Out"
         if is_known and all(map(str.startswith, texts, repeat(f"{head_of_first}["))):
-            # such as the items of a list of a million tensors
+            # All are items of one object, such as a list of a million tensors.
             return [self._cells[head_of_first]] * len(texts)
         heads = self._heads_of(texts)
         for head in set(heads) - self._cells.keys():
@@ -43,7 +45,10 @@ class Labels:
         return list(map(self._cells.__getitem__, heads))
 
     def _heads_of(self, paths: Sequence[str]) -> list[str]:
-        """Return each path up to its first bracket, or all of it if its first part has one."""
+        """Return the *head* of each path, by which its cell is found: the path up to its first
+        bracket. If the first part itself has a bracket, as ``Out[5]`` or ``list(rows)[3]``, it is
+        the whole path.
+        """
         heads = list(map(itemgetter(0), map(str.partition, paths, repeat("["))))
         for head in set(heads):
             if head == "Out" or head.startswith("list("):
@@ -56,7 +61,7 @@ class Labels:
 
 
 def _head_of(path: str) -> str:
-    """Return a path up to its first bracket, or all of it if its first part has one: ``Out[5]``."""
+    """Return the head of one path, as ``_heads_of`` does."""
     if path.startswith((OUTPUT_PREFIX, "list(")):
         return path
     return path.partition("[")[0]

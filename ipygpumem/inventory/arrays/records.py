@@ -1,4 +1,6 @@
-"""Inventories of tensors and arrays, their differences and selections, as plain data."""
+"""Inventories of tensors and arrays as plain data, and how they are selected, grouped and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class TensorGroup(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Inventory(Record):
-    """The live tensors and arrays of one moment, the largest first, each storage once."""
+    """The live tensors and arrays of one moment, the largest first; each storage is listed once,
+    with the number of further tensors on it.
+    """
 
     tensors: tuple[TensorRecord, ...]
     taken_at: float
@@ -121,8 +125,11 @@ class Inventory(Record):
 
 
 def _listed(bytes_by_device: Mapping[str, int], form: Callable[[int], str]) -> str:
-    """Return devices with their bytes, such as ``cpu 1 MiB, cuda:0 2 MiB``; ``form`` writes the
-    bytes of one.
+    """Return devices with their bytes, such as ``cpu 1 MiB, cuda:0 2 MiB``.
+
+    Args:
+        bytes_by_device: the bytes.
+        form: writes the bytes of one device.
     """
     texts = [f"{device} {form(size)}" for device, size in bytes_by_device.items()]
     return ", ".join(texts)
@@ -163,9 +170,9 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], object]:
-    """Return a function that is true for names which one of the globs matches.
+    """Return a function that is true for a name which one of the globs matches.
 
-    Brackets are part of names, such as ``Out[3]``.
+    Brackets are part of names, such as ``Out[3]``, and no set of letters.
     """
     expressions = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
     return re.compile("|".join(expressions)).match
@@ -199,7 +206,7 @@ def select(
 
 def _is_named(row: TensorRecord, matches: Callable[[str], object]) -> bool:
     """Return True if a tensor's name matches, or the variable with which it begins: ``model``
-    stands for ``model[0].weight``.
+    matches ``model[0].weight``, too.
     """
     if row.name is None:
         return False
@@ -207,8 +214,12 @@ def _is_named(row: TensorRecord, matches: Callable[[str], object]) -> bool:
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
-    """Return tensors summed by one of ``GROUPS``, the largest first; by name means by the name's
-    first part.
+    """Return the sums of tensors that have a property in common, the largest first: by ``"name"``,
+    those below ``model``.
+
+    Args:
+        tensors: the tensors.
+        by: the property, one of ``GROUPS``.
     """
     label_of = _LABELS[by]
     counts: Counter[str] = Counter()
@@ -226,7 +237,9 @@ UNNAMED = "(no name)"
 
 
 def first_part(path: str | None) -> str:
-    """Return the first part of a tensor's name, which the user chose."""
+    """Return the first part of a tensor's name, which the user has chosen: ``model`` of
+    ``model.fc.weight``.
+    """
     if path is None:
         return UNNAMED
     return _FIRST_PART.split(path, maxsplit=1)[0]
@@ -278,7 +291,7 @@ def difference(before: Inventory, after: Inventory) -> InventoryDiff:
 
 
 def _not_in(inventory: Inventory, tensors: Sequence[TensorRecord]) -> tuple[TensorRecord, ...]:
-    """Return the tensors whose storage is not in an inventory."""
+    """Return the tensors whose storages are in no tensor of an inventory."""
     storage_of = attrgetter("library", "storage", "size_bytes", "device")
     storages = set(map(storage_of, inventory.tensors))
     return tuple(tensor for tensor in tensors if storage_of(tensor) not in storages)

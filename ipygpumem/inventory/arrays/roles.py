@@ -22,7 +22,9 @@ _MOST_PER_STATE = 1_000_000
 def roles_of(
     reader: Reader, heap: Heap | TrackedInstances, tensors: Sequence[Any], gradients: Sequence[Any]
 ) -> dict[int, Role]:
-    """Return the roles of tensors and storages; the missing ones have the role "other".
+    """Return the roles of tensors. One without a role here has the role "other".
+
+    A storage has the role of a tensor on it, so that a view of a parameter is a parameter, too.
 
     Args:
         reader: reads tensors without user code.
@@ -41,7 +43,9 @@ def roles_of(
         "parameter": _parameters(tensors),
     }
     roles: dict[int, Role] = {}
-    for role, tensors_of_role in tensors_by_role.items():  # the last role wins
+    # In this order, because the last role of a tensor counts: a parameter that an optimizer has in
+    # its state is a parameter.
+    for role, tensors_of_role in tensors_by_role.items():
         for tensor in tensors_of_role:
             roles[id(tensor)] = role
             roles.update(dict.fromkeys(reader.keys(tensor), role))
@@ -51,7 +55,7 @@ def roles_of(
 def roles_of_each(
     roles: Mapping[int, Role], keys: Iterable[tuple[int, ...]], ids: Iterable[int]
 ) -> list[Role]:
-    """Return the role of each tensor: that of one of its storages, or else its own.
+    """Return the role of each tensor: that of one of its storages or, if none has a role, its own.
 
     Args:
         roles: the result of ``roles_of``.
@@ -70,7 +74,9 @@ def roles_of_each(
 
 
 def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
-    """Yield the parameters, among which are tensors of other subclasses with torch's mark."""
+    """Yield the parameters among tensors. A parameter of a tensor subclass is no ``nn.Parameter``,
+    but has a mark of torch.
+    """
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return
@@ -94,8 +100,8 @@ def _buffers(reader: Reader, heap: Heap | TrackedInstances) -> Iterator[Any]:
 
 
 def optimizer_states(heap: Heap | TrackedInstances, base: Any) -> Iterator[tuple[object, Any]]:
-    """Yield each tensor in a live optimizer's state, with its key in the state, usually a
-    parameter.
+    """Yield each tensor in the state of a live optimizer, with the key under which the state has
+    it, usually a parameter.
     """
     for optimizer in heap.optimizers:
         attributes = instance_dict(optimizer) or {}
@@ -103,8 +109,8 @@ def optimizer_states(heap: Heap | TrackedInstances, base: Any) -> Iterator[tuple
 
 
 def added_to_optimizers(heap: Heap, base: Any) -> Iterator[Any]:
-    """Yield each tensor that users have added to the state of one of torch's own optimizers, which
-    does not need it.
+    """Yield each tensor that a user has added to the state of one of torch's own optimizers:
+    ``optimizer.state[p]["history"] = x``. The optimizer does not need it, so it may be a leak.
     """
     for optimizer in heap.optimizers:
         state: Any = (instance_dict(optimizer) or {}).get("state")
@@ -119,9 +125,8 @@ def added_to_optimizers(heap: Heap, base: Any) -> Iterator[Any]:
 
 
 def _tensors_in(state: object, base: Any) -> Iterator[tuple[object, Any]]:
-    """Yield the tensors in an optimizer's state, each with its key there.
-
-    The state is not always one level deep.
+    """Yield the tensors in an optimizer's state, each with its key there: the state has a dict for
+    each parameter, which may have further containers.
     """
     waiting: list[tuple[object, Any, int]] = [(None, state, 0)]
     """Keys in the state, objects behind them, and the number of containers around each."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from operator import attrgetter, not_
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Kinds, Progress, no_progress
 from ipygpumem.heap.kinds.arrays import library_type
@@ -57,7 +57,7 @@ def take_inventory(
 
     Args:
         roots: names and their values.
-        outputs: the same of outputs, which name only what no root leads to.
+        outputs: outputs and their values; an output names only arrays to which no root leads.
         cell_of: returns the cell that bound a name.
         file: the calling script.
         line: its running line.
@@ -89,8 +89,8 @@ def take_inventory(
 
 
 def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object, Role]]:
-    """Return all live tensors and arrays, including those inside sparse and wrapper tensors, with
-    their roles.
+    """Return all live tensors and arrays with their roles. A sparse or wrapper tensor is followed
+    by the tensors inside it.
 
     The list keeps them alive: use it, then drop it.
 
@@ -119,12 +119,16 @@ def _roles(observer: HeapObserver | None = None, *, has_arrays: bool) -> list[tu
 
 
 def function_locals(frame: FrameType) -> dict[str, object]:
-    """Return a function's local names; none for the top level of a script or cell."""
+    """Return the local variables of a frame if it is a function's; nothing for the top level of a
+    script or cell, whose names are global.
+    """
     return peek(frame) if is_function(frame) else {}
 
 
 def visible_names(frame: FrameType) -> Iterator[tuple[str, object]]:
-    """Yield the names visible to code at a script's ``frame``, and those of the main program."""
+    """Yield the names visible to code at a script's ``frame``: the function's local ones, the
+    globals of its module, and those of the main program.
+    """
     yield from function_locals(frame).items()
     namespaces = [frame.f_globals]
     main = sys.modules.get("__main__")
@@ -134,6 +138,16 @@ def visible_names(frame: FrameType) -> Iterator[tuple[str, object]]:
         for name, value in list(namespace.items()):
             if not name.startswith("__"):
                 yield name, value
+
+
+class _TensorRecords(NamedTuple):
+    """The records of torch tensors, and the arrays that are in them."""
+
+    records: list[TensorRecord]
+    owners_shown: set[int]
+    """The identities of the owners of arrays' memory that need no record of their own: a tensor's
+    record has the memory already.
+    """
 
 
 class _Survey:
@@ -181,12 +195,13 @@ class _Survey:
             )
 
     def drop(self) -> None:
-        """Drop everything but names, so that a collection need not examine it."""
+        """Drop everything but names: a garbage collection would have to examine it."""
         self._heap.drop()
         self._named.clear()
 
     def _instances(self, base: type, on_heap: Sequence[object]) -> list[Any]:
-        """Return all instances of a library's class, the named ones first.
+        """Return all instances of a library's class. The named ones come first, so that they stand
+        for a storage that several objects share.
 
         Args:
             base: the class.
@@ -198,25 +213,26 @@ class _Survey:
         return instances
 
     def records(self, storages: Storages | None) -> list[TensorRecord]:
-        """Return the records of all tensors and arrays, the largest first; add torch's storages to
-        ``storages``.
+        """Return the records of all tensors and arrays, the largest first.
+
+        Args:
+            storages: gets torch's storages.
         """
         arrays: list[Any] = []
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             arrays = self._instances(array_type, self._heap.ndarrays)
-        records, shown = self._tensor_records(arrays, storages)
+        records, owners_shown = self._tensor_records(arrays, storages)
         buffers = jax_records(self._named, self._labels)
-        shown |= shown_by_jax(arrays, buffers)
+        owners_shown |= shown_by_jax(arrays, buffers)
         records += buffers.values()
-        records += array_records(arrays, self._labels, shown)
+        records += array_records(arrays, self._labels, owners_shown)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
     def _tensor_records(
         self, arrays: Sequence[object], storages: Storages | None
-    ) -> tuple[list[TensorRecord], set[int]]:
-        """Return the records of torch tensors, and the identities of the owners of the arrays'
-        memory that need no record of their own: a tensor's record has it.
+    ) -> _TensorRecords:
+        """Return the records of torch tensors.
 
         Args:
             arrays: all NumPy arrays.
@@ -224,21 +240,23 @@ class _Survey:
         """
         with torch_reader() as reader:
             if reader is None:
-                return [], set()
+                return _TensorRecords([], set())
             tensors = self._instances(reader.base, self._heap.tensors)
             gradients = add_gradients(reader, tensors, self._labels)
             if storages is not None:
                 storages.add_of(reader, tensors)
             roles = roles_of(reader, self._heap, tensors, gradients)
-            listed = TensorList(reader, tensors, self._labels)
-            shown = listed.match_arrays(arrays)
-            if listed.unread:
-                reason = listed.unread[0]
-                self.notes.append(f"the memory of {len(listed.unread)} tensors {reason}")
-            return listed.records(roles), shown
+            tensor_list = TensorList(reader, tensors, self._labels)
+            owners_shown = tensor_list.match_arrays(arrays)
+            if tensor_list.unread:
+                reason = tensor_list.unread[0]
+                self.notes.append(f"the memory of {len(tensor_list.unread)} tensors {reason}")
+            return _TensorRecords(tensor_list.records(roles), owners_shown)
 
     def roles(self) -> list[tuple[object, Role]]:
-        """Return each object with memory, or with parts that have memory, and its role."""
+        """Return each tensor and array with its role. A tensor without memory of its own, such as a
+        sparse one, is followed by its parts.
+        """
         roles: list[tuple[object, Role]] = [(array, "other") for array in self._heap.ndarrays]
         with torch_reader() as reader:
             if reader is None:

@@ -1,4 +1,6 @@
-"""Lists the tensors of torch by storage, and the arrays of NumPy and buffers by memory."""
+"""Lists the tensors of torch, one record for each storage, and the arrays of NumPy and buffers, one
+for the memory of each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
 
 @contextlib.contextmanager
 def torch_reader() -> Iterator[Reader | None]:
-    """Open a block in which tensors are read without user code; None if torch is not loaded."""
+    """Open a block in which tensors can be read without running user code. It is given the reader,
+    or None if torch is not loaded.
+    """
     torch = loaded_torch()
     if torch is None or not _is_readable(torch):
         yield None
@@ -37,15 +41,18 @@ def torch_reader() -> Iterator[Reader | None]:
 
 
 def _is_readable(torch: Any) -> bool:
-    """Return True if torch is loaded completely, and can be told to run no user code."""
+    """Return True if torch is loaded completely, and has the switch by which subclasses of tensors
+    run no code.
+    """
     if library_type("torch", "Tensor") is None:
         return False
     return hasattr(getattr(torch, "_C", None), "DisableTorchFunction")
 
 
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
-    """Add the gradients of tensors to the list, named after their tensors, and return them:
-    reading a gradient may create its Python object.
+    """Add the gradients of tensors to the list, and name them after their tensors: ``weight.grad``.
+    Return the gradients. Reading a gradient may create its Python object, so it may not have been
+    in the list.
 
     Args:
         reader: reads tensors without user code.
@@ -73,7 +80,7 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
 
 
 class TensorList:
-    """Torch tensors by their storages.
+    """The live tensors of torch, by their storages.
 
     Most tensors are *alone*: no other tensor is on their storage. A million of these are read
     column by column. Tensors that share a storage, or have several or none, are measured one by
@@ -100,7 +107,8 @@ class TensorList:
                 self._wholes.setdefault(key, []).append(memory)
         self._alone = plain
         """The tensors that share their storage with no other tensor."""
-        shared = self._wholes.keys() | _repeated(plain.keys)
+        # Plain tensors share a storage with a whole, or with each other: a view with its base.
+        shared = self._wholes.keys() | _keys_that_repeat(plain.keys)
         if shared:
             is_shared = list(map(shared.__contains__, plain.keys))
             self._alone = plain.of(map(not_, is_shared))
@@ -118,8 +126,9 @@ class TensorList:
         return [note for note in notes if note.startswith("could not be read")]
 
     def match_arrays(self, arrays: Sequence[object]) -> set[int]:
-        """Count the NumPy arrays that show tensors' memory, such as ``tensor.numpy()``, and the
-        tensors that show arrays' memory: both are listed once.
+        """Find the arrays that show a tensor's memory (``tensor.numpy()``), and the tensors that
+        show an array's memory (``torch.from_numpy(array)``). Both are listed once: the array is
+        counted in the tensor's record.
 
         Returns:
             The identities of the tensors and arrays that own this memory.
@@ -139,7 +148,7 @@ class TensorList:
         return shown
 
     def _match_storages(self, by_address: Mapping[int, tuple[int, int]]) -> set[int]:
-        """Count the storages on arrays' memory, such as those of ``torch.from_numpy(array)``.
+        """Find the storages on the memory of arrays, and note the owner of each.
 
         Args:
             by_address: the bytes and the identity of each array that owns its memory, by address.
@@ -160,7 +169,9 @@ class TensorList:
         return shown
 
     def _addresses(self) -> dict[int, int]:
-        """Return the address of each host storage that another library allocated, by its key."""
+        """Return the address of each storage on the host that another library has allocated, such
+        as NumPy, by the storage's key.
+        """
         reader = self._reader
         on_host = self._alone.of(map("cpu".__eq__, self._alone.devices))
         of_libraries = on_host.of(map(not_, reader.resizable(on_host.storages)))
@@ -178,7 +189,7 @@ class TensorList:
         return addresses
 
     def records(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return one record per storage or set of storages.
+        """Return one record for each storage, or for each set of storages that a tensor has.
 
         Args:
             roles: the roles of storages; the missing ones have the role "other".
@@ -186,7 +197,9 @@ class TensorList:
         return self._records_of_sharers(roles) + self._records_of_plain(roles)
 
     def _records_of_sharers(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return the records of tensors that share storages, or have several or none."""
+        """Return the records of the tensors that were measured one by one. Of several on the same
+        storages, one stands for all.
+        """
         sharers_by_storages = self._by_storages()
         tensors = list[Any]()
         memories = list[Memory]()
@@ -215,7 +228,9 @@ class TensorList:
         )
 
     def _by_storages(self) -> dict[tuple[int, ...], list[tuple[Any, Memory]]]:
-        """Return the tensors that were measured one by one, by the storages that they share."""
+        """Return the tensors that were measured one by one, by their storages. The parts of sparse
+        and wrapper tensors are left out.
+        """
         sharers: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
@@ -224,7 +239,9 @@ class TensorList:
         return sharers
 
     def _records_of_plain(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return the records of tensors that are alone on their storage: there may be a million."""
+        """Return the records of tensors that are alone on their storage. There may be a million, so
+        they are read in parts, column by column.
+        """
         records = list[TensorRecord]()
         for part, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
             kinds: Iterable[Role] = repeat("other", len(part))
@@ -249,8 +266,8 @@ class TensorList:
         shared: Sequence[bool],
         notes: Iterable[str],
     ) -> list[TensorRecord]:
-        """Return the records of tensors on different storages: read column by column in C; there
-        may be a million.
+        """Return the records of tensors on different storages. They are made in C from columns,
+        because there may be a million.
 
         Args:
             tensors: the tensors.
@@ -267,6 +284,7 @@ class TensorList:
         dtypes = each(reader.base.dtype.__get__, tensors)
         requires, in_graph = self._gradient_columns(tensors)
         libraries, storages = self._owner_columns(keys)
+        # In the order of the fields of ``TensorRecord``.
         columns = (
             names,
             type_names(tensors),
@@ -284,11 +302,14 @@ class TensorList:
             storages,
             notes,
         )
+        # Calling ``TensorRecord`` would run its ``__new__`` in Python for each record.
         record_of = functools.partial(tuple.__new__, TensorRecord)
         return list(map(record_of, zip(*columns, strict=True)))
 
     def _gradient_columns(self, tensors: Sequence[Any]) -> tuple[Iterable[bool], Iterable[bool]]:
-        """Return for each tensor if it requires a gradient, and if it has a graph."""
+        """Return two columns of the records: for each tensor, True if it requires a gradient, and
+        True if it has a graph.
+        """
         number = len(tensors)
         requires_or_none = each(self._reader.base.requires_grad.__get__, tensors)
         if not any(requires_or_none):
@@ -300,7 +321,9 @@ class TensorList:
         return requires, in_graph
 
     def _owner_columns(self, keys: Sequence[int]) -> tuple[Iterable[str], Sequence[int]]:
-        """Return for each storage the library that owns its memory, and the key in that library."""
+        """Return two columns of the records: for each storage, the library that owns its memory,
+        and the key of the memory in that library.
+        """
         if not self._owners:
             return repeat("torch", len(keys)), keys
         libraries = list[str]()
@@ -316,7 +339,9 @@ class TensorList:
         return libraries, storages
 
     def _is_part(self, memory: Memory) -> bool:
-        """Return True if a tensor's memory is a part of that of a sparse or wrapper tensor."""
+        """Return True if a tensor is inside a sparse or wrapper tensor, so that its memory is in
+        that one's record.
+        """
         if not self._wholes:
             return False
         wholes = list[Memory]()
@@ -327,8 +352,8 @@ class TensorList:
         return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
 
     def _rank(self, sharer: tuple[Any, Memory]) -> tuple[bool, int]:
-        """Return the sort key by which the tensor that stands for a storage comes first: named
-        ones, then the largest.
+        """Return the sort key by which the tensor that stands for a storage comes first: a named
+        one, then the largest.
         """
         tensor, memory = sharer
         has_no_name = id(tensor) not in self._labels.paths
@@ -336,7 +361,7 @@ class TensorList:
         return has_no_name, -(size or 0)
 
 
-def _repeated(keys: Sequence[int]) -> set[int]:
+def _keys_that_repeat(keys: Sequence[int]) -> set[int]:
     """Return the keys that occur more than once."""
     if len(set(keys)) == len(keys):
         return set()
@@ -344,12 +369,12 @@ def _repeated(keys: Sequence[int]) -> set[int]:
 
 
 def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
-    """Return one record for the memory of each NumPy array.
+    """Return one record for the memory of each NumPy array. Views of one array have one record.
 
     Args:
         arrays: the arrays.
         labels: the names of arrays.
-        shown: identities of the owners of memory that tensors' records have.
+        shown: identities of the owners of memory that records of tensors or of JAX have.
     """
     records: dict[int, TensorRecord] = {}
     for item in arrays:

@@ -60,7 +60,7 @@ ADVICE_BY_ROLE = {
 
 
 def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
-    """Return a part for each role, in the order of the report.
+    """Return a part for each role of tensors, in the order of the report: ``tensors: parameter``.
 
     Args:
         what: the first word of the parts' names, such as ``tensors``.

@@ -38,7 +38,16 @@ def device_parts(
     notes: Sequence[str] = (),
     pools: Sequence[Part] = (),
 ) -> Reconciliation:
-    """Return the breakdown of the memory of ``reading``'s device.
+    """Return the breakdown of the memory of ``reading``'s device: the more is known, the more parts
+    it has.
+
+    ================================  =============================================
+    known                             parts
+    ================================  =============================================
+    allocator's blocks, and storages  tensors by role, graphs, rounding, cache, gaps
+    only the allocator's blocks       all tensors, rounding, cache, gaps
+    only the reading                  all tensors; everything else that is reserved
+    ================================  =============================================
 
     Args:
         reading: the device's reading by a probe.
@@ -86,7 +95,7 @@ def _notes_on_outside(cover: _Cover) -> list[str]:
 
 
 def _parts_by_blocks(snapshot: Snapshot, cover: _Cover) -> list[Part]:
-    """Return the parts of the allocator's memory, given the storages in its blocks."""
+    """Return the parts of the allocator's memory, given its blocks with the storages in them."""
     kinds = dict.fromkeys(ADVICE_BY_ROLE, 0) | cover.kinds
     return [
         *kind_parts("tensors", kinds),
@@ -96,7 +105,9 @@ def _parts_by_blocks(snapshot: Snapshot, cover: _Cover) -> list[Part]:
 
 
 def _overhead(snapshot: Snapshot, rounding_bytes: int) -> list[Part]:
-    """Return the parts of the allocator's memory that no tensor needs."""
+    """Return the parts of the allocator's memory that hold no tensor: rounded sizes, caches,
+    gaps.
+    """
     largest = format_bytes(max(snapshot.fragments, default=0))
     gaps = f"gaps, the largest of {largest}: freed with the neighbouring tensors"
     return [
@@ -115,7 +126,8 @@ _IN_POOLS = "free blocks of CUDA graphs or other pools: delete those, then %gpum
 
 
 class _Cover:
-    """Matches storages with used blocks, by address; bytes shared by several storages count once.
+    """Matches storages with the blocks in which they lie, by address. Bytes that several storages
+    share count once.
 
     Attributes:
         kinds: bytes of the storages in blocks, by kind.
@@ -134,7 +146,9 @@ class _Cover:
             self._add(block)
 
     def _add(self, block: SnapshotBlock) -> None:
-        """Add a block: the bytes that storages cover, by kind, and the bytes that are left."""
+        """Add a block: count the bytes that storages cover by kind, and the remaining bytes as held
+        by no tensor, or as rounding.
+        """
         end = block.address + block.size_bytes
         first = bisect.bisect_left(self._starts, block.address)
         after_last = bisect.bisect_left(self._starts, end)
@@ -157,7 +171,9 @@ class _Cover:
 
 
 def _parts_by_counters(reading: Reading) -> list[Part]:
-    """Return the parts without a snapshot: live tensors, and cache with fragmentation."""
+    """Return the parts of a device whose allocator has no snapshot: live tensors, and all memory
+    that it has reserved beyond them.
+    """
     cache = max(0, (reading.reserved_bytes or 0) - reading.current_bytes)
     advice = "free for this process's next tensors; %gpumem free frees a part"
     return [
@@ -167,15 +183,15 @@ def _parts_by_counters(reading: Reading) -> list[Part]:
 
 
 def _live_tensors(size: int) -> Part:
-    """Return the part of all tensors, whose roles are unknown."""
+    """Return the part of all live tensors, if their roles are unknown."""
     return Part("live tensors", size, "delete their names, or end the experiment that made them")
 
 
 def _with_parts_outside(
     reading: Reading, parts: Sequence[Part], wide: WholeDevice | None, notes: Sequence[str]
 ) -> Reconciliation:
-    """Return the breakdown with the parts outside torch's allocator, as far as the driver reports
-    them.
+    """Return the breakdown with the parts outside torch's allocator, if the driver reports them:
+    context, other processes, free memory. Otherwise they are one part of unknown size.
 
     Args:
         reading: the device's reading by a probe.
@@ -194,7 +210,8 @@ def _with_parts_outside(
         why = wide.note
     why = why or "the driver does not report it"
     if total is not None and used is not None:
-        if reserved <= used <= total:
+        is_consistent = reserved <= used <= total
+        if is_consistent:
             outside = _not_reserved(used - reserved, reserved, wide, why)
             outside.append(Part("free", total - used, "free for any process"))
             basis = "the device's memory"
@@ -206,7 +223,8 @@ def _with_parts_outside(
 
 
 def _not_reserved(size: int, reserved: int, wide: WholeDevice | None, why: str) -> list[Part]:
-    """Return the parts of the memory that is in use on a device, but not reserved by torch here.
+    """Return the parts of the memory that is in use on a device, but not reserved by torch in this
+    process: the context, each other process, and a part that no process accounts for.
 
     Args:
         size: its bytes.
@@ -241,8 +259,12 @@ _UNUSED = {
 
 
 def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
-    """Return the parts of the pools on a device, by torch's number; a pool without a device counts
-    on a single one.
+    """Return the parts of the pools on a device: those of JAX and CuPy. A pool whose reading names
+    no device counts if there is only one card.
+
+    Args:
+        index: torch's number of the device.
+        readings: the readings of all devices and pools, by name.
     """
     cards = {device for device in readings if device.partition(":")[0] == "cuda"}
     parts = []

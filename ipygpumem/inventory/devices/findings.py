@@ -1,6 +1,7 @@
-"""Breaks down the memory of the host and of each accelerator.
+"""Collects the figures that ``%gpumem status`` needs, and breaks down each device's memory by them.
 
-It only reads: nothing is allocated on a device, no context is created, and no object is kept.
+``host_parts.py`` and ``device_parts.py`` make the parts. It only reads: nothing is allocated on a
+device, no context is created, and no object is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.kinds.arrays import (
@@ -43,13 +44,15 @@ from ipygpumem.records import Reading
 from ipygpumem.units import MIB
 
 T = TypeVar("T")
-_MANY_GAPS = 0.1
+_LEAST_SHARE_OF_GAPS = 0.1
 """Minimum share of reserved memory in gaps for a hint on how to reduce them."""
 
 
 @dataclass
 class Findings:
-    """The breakdowns, and the failures on the way."""
+    """The breakdowns, and the errors of sources that failed: without NVML, all other figures are
+    still shown.
+    """
 
     readings: Mapping[str, Reading] = field(default_factory=dict)
     reconciliations: list[Reconciliation] = field(default_factory=list)
@@ -59,7 +62,9 @@ class Findings:
     """Child processes of this process."""
 
     def note_processes(self, device: str, wide: WholeDevice) -> None:
-        """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
+        """Record each child process's memory on a device, as far as the driver reports it. In some
+        containers it reports PIDs of another namespace: then nothing is recorded.
+        """
         if not sees_system_processes():
             return
         sizes = dict(wide.other_processes)
@@ -69,7 +74,7 @@ class Findings:
                 self.children[place] = child._replace(on_devices=on_devices)
 
     def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
-        """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded
+        """Return the result of ``question``; ``otherwise`` if it raises an error, which is recorded
         under ``name``.
         """
         try:
@@ -87,8 +92,8 @@ def reconcile(
     count: Callable[[], Total] = total,
     of_ipython: Mapping[str, int] | None = None,
 ) -> Findings:
-    """Return each device's breakdown; failures are recorded, and only an error of ``read`` is
-    raised.
+    """Return each device's breakdown. If a source fails, its error is recorded, and the other ones
+    are still used; only an error of ``read`` is raised.
 
     Args:
         read: reads each device, with detail.
@@ -98,40 +103,65 @@ def reconcile(
         of_ipython: bytes of Python objects that IPython keeps, which have parts of their own.
     """
     findings = Findings(read())
-    figures = _host_figures(findings)
+    figures = _host_figures(findings)  # before ``look``, which takes memory
     storages: list[Storage] | None = None
     everything: Total | None = None
     if look is not None:
         storages = findings.attempt("tensors and arrays", lambda: list(look()), storages)
         everything = findings.attempt("all objects", count, everything)
-    snapshots_of = _allocator_snapshots(findings)
     nvml = Nvml()
-    for device, reading in findings.readings.items():
-        if device == "cpu":
-            ask = functools.partial(
-                _host_breakdown, figures, storages, everything, of_ipython or {}
-            )
-        elif device.partition(":")[0] in TORCH_DEVICES:
-            snapshot = snapshots_of.get(device)
-            ask = functools.partial(_device_breakdown, nvml, reading, snapshot, storages, findings)
-        else:
-            continue  # a library's pool, which is part of its device; a user's probe
-        findings.reconciliations += findings.attempt(device, ask, [])
-    if not any(device.startswith("cuda:") for device in findings.readings):
-        ask = functools.partial(_breakdowns_of_other_cards, nvml, findings)
-        findings.reconciliations += findings.attempt("NVML", ask, [])
+    for device, question in _questions(findings, nvml, figures, storages, everything, of_ipython):
+        findings.reconciliations += findings.attempt(device, question, [])
     findings.attempt("NVML", nvml.close, None)
     return findings
 
 
+def _questions(
+    findings: Findings,
+    nvml: Nvml,
+    figures: HostFigures | None,
+    storages: list[Storage] | None,
+    everything: Total | None,
+    of_ipython: Mapping[str, int] | None,
+) -> Iterator[tuple[str, Callable[[], list[Reconciliation]]]]:
+    """Yield the source of each breakdown, such as ``cuda:0``, and the function that makes it.
+
+    Args:
+        findings: the readings of the devices.
+        nvml: the driver's library.
+        figures: the system's figures of the host; None if they cannot be read.
+        storages: the storages of tensors and arrays; None if they are unknown.
+        everything: the memory of all objects; None if it is unknown.
+        of_ipython: bytes of Python objects that IPython keeps, by the name of their part.
+    """
+    snapshots_of = _allocator_snapshots(findings)
+    for device, reading in findings.readings.items():
+        if device == "cpu":
+            yield (
+                device,
+                functools.partial(_host_breakdown, figures, storages, everything, of_ipython or {}),
+            )
+        elif device.partition(":")[0] in TORCH_DEVICES:
+            snapshot = snapshots_of.get(device)
+            yield (
+                device,
+                functools.partial(_device_breakdown, nvml, reading, snapshot, storages, findings),
+            )
+        # Else it is a library's pool, which is a part of its device, or a user's probe.
+    if not any(device.startswith("cuda:") for device in findings.readings):
+        yield "NVML", functools.partial(_breakdowns_of_other_cards, nvml, findings)
+
+
 def _host_figures(findings: Findings) -> HostFigures | None:
-    """Return the system's figures of the host's memory; None if they cannot be read."""
+    """Return the system's figures of the host's memory; None if they cannot be read. Record the
+    child processes in the findings.
+    """
     not_listed: list[Child] | None = None
-    listed = findings.attempt("child processes", children, not_listed)
-    findings.children = listed or []
+    listed_children = findings.attempt("child processes", children, not_listed)
+    findings.children = listed_children or []
     children_bytes = None
-    if listed is not None:
-        children_bytes = sum(child.memory_bytes for child in listed)
+    if listed_children is not None:
+        children_bytes = sum(child.memory_bytes for child in listed_children)
     shm = findings.readings.get("shm")
     shm_bytes = shm.current_bytes if shm else 0
     no_figures: HostFigures | None = None
@@ -149,7 +179,7 @@ def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
 
 
 def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
-    """Return the breakdown of each device's memory now.
+    """Return the breakdown of each device's memory at this moment, as ``%gpumem status`` shows it.
 
     Args:
         meter: reads the devices.
@@ -158,6 +188,7 @@ def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
     counted = ObjectCount()
 
     def look() -> Iterator[Storage]:
+        """Return the storages of a pass over the heap, in which ``counted`` sees all objects."""
         return storages_of(roles_of_objects(counted))
 
     def count() -> Total:
@@ -174,6 +205,9 @@ def _host_breakdown(
     of_ipython: Mapping[str, int],
 ) -> list[Reconciliation]:
     """Return the breakdown of the host's memory; nothing without the system's ``figures``.
+
+    A library's memory with an address, such as a frame of polars, is a storage: only its pages in
+    RAM count. Of memory without an address, all bytes count.
 
     Args:
         figures: the system's figures; None if they cannot be read.
@@ -202,7 +236,9 @@ def _host_breakdown(
 
 
 def _breakdowns_of_other_cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
-    """Return the driver's cards that torch has not used: querying the driver creates no context."""
+    """Return a breakdown of each card that the driver lists, if torch has used none: querying the
+    driver creates no context.
+    """
     cards = nvml.cards()
     pools: tuple[Part, ...] = ()
     if len(cards) == 1:  # only torch could map a library's device number to one of several cards
@@ -228,7 +264,7 @@ def _device_breakdown(
     storages: list[Storage] | None,
     findings: Findings,
 ) -> list[Reconciliation]:
-    """Return the breakdown of a device that torch uses."""
+    """Return the breakdown of a device that torch uses, in a list."""
     backend, _, number = reading.device.partition(":")
     index = int(number or 0)
     module: Any = getattr(loaded_torch(), backend, None)
@@ -251,7 +287,9 @@ def _device_breakdown(
 
 
 def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> WholeDevice:
-    """Return the driver's figures of a card."""
+    """Return the driver's figures of a card; without those of processes if the driver does not list
+    this one, although it has used the card.
+    """
     has_context = bool(reading.reserved_bytes)
     wide = nvml.device(module, index, processes=True, has_context=has_context)
     if reading.used_bytes is None or reading.other_bytes is not None:
@@ -262,7 +300,9 @@ def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> Whole
 
 
 def _note_on_broken_context(module: Any, index: int) -> list[str]:
-    """Return a note if this process can no longer use a card, because a kernel of it failed."""
+    """Return a note, in a list, if this process can no longer use a card because a kernel on it has
+    failed, such as by an index out of range; else nothing.
+    """
     if not hasattr(module, "mem_get_info"):
         return []
     try:
@@ -274,7 +314,9 @@ def _note_on_broken_context(module: Any, index: int) -> list[str]:
 
 
 def _note_on_gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
-    """Return a note with the setting that reduces gaps, if there are many."""
+    """Return a note with the setting that reduces gaps, in a list; nothing if there are few gaps or
+    this torch has no such setting.
+    """
     if not _has_many_gaps(snapshot, total_bytes):
         return []
     setting = expandable_setting()
@@ -285,18 +327,20 @@ def _note_on_gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
 
 
 def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
-    """Return True if segments that cannot grow have many gaps, also for the device."""
+    """Return True if the gaps between tensors are many, for the allocator and for the device; False
+    if the segments are expandable already.
+    """
     if any(segment.page_bytes is not None for segment in snapshot.segments):
         return False
-    many = max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
-    return sum(snapshot.fragments) >= many
+    many_bytes = max(_LEAST_SHARE_OF_GAPS * snapshot.reserved_bytes, total_bytes / 100)
+    return sum(snapshot.fragments) >= many_bytes
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     """Yield the storage of each torch tensor or NumPy array, each address once.
 
-    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around
-    other tensors.
+    Objects without memory of their own are left out: meta, fake and sparse tensors, and wrappers
+    around other tensors.
 
     Args:
         arrays: the tensors and arrays with their roles.
@@ -304,17 +348,26 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     listed: set[tuple[str, int]] = set()
     for array, kind in arrays:
         place = None
-        # Skip an exotic or half-made array, as in arrays.describe.
+        # An exotic or half-made array is skipped, as in ``arrays.describe``.
         with contextlib.suppress(Exception):
             place = _place_of_memory(array)
-        if place is not None and place[:2] not in listed:
-            listed.add(place[:2])
-            yield Storage(*place, kind)
+        if place is None or (place.device, place.address) in listed:
+            continue
+        listed.add((place.device, place.address))
+        yield Storage(*place, kind)
 
 
-def _place_of_memory(array: object) -> tuple[str, int, int] | None:
-    """Return the device, address and bytes of a tensor's or array's memory; None if it has none of
-    its own.
+class _Place(NamedTuple):
+    """The memory of a tensor or array."""
+
+    device: str
+    address: int
+    size_bytes: int
+
+
+def _place_of_memory(array: object) -> _Place | None:
+    """Return the place of a tensor's or array's memory; None if it has no memory of its own, as a
+    view or an array on a tensor's memory.
     """
     if is_of_library(array, "torch", "Tensor"):
         return _place_of_tensor(sys.modules["torch"], array)
@@ -324,13 +377,11 @@ def _place_of_memory(array: object) -> tuple[str, int, int] | None:
     if not is_array(owner) or is_on_closed_map(owner):  # a tensor is listed itself
         return None
     _, start, end = place_of(owner)
-    return "cpu", start, end - start
+    return _Place("cpu", start, end - start)
 
 
-def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
-    """Return the device, address and bytes of a tensor's storage; None if it has no memory of its
-    own.
-    """
+def _place_of_tensor(torch: Any, tensor: Any) -> _Place | None:
+    """Return the place of a tensor's storage; None if it has no memory, as a meta tensor."""
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device
@@ -345,4 +396,4 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
         size = int(storage.nbytes())
     if not address:
         return None
-    return str(device), address, size
+    return _Place(str(device), address, size)

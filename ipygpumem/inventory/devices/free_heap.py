@@ -11,7 +11,7 @@ from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import CellRecord, Usage
 from ipygpumem.units import MIB, format_bytes
 
-_MOVED_BYTES = 64 * MIB
+_LEAST_MOVED_BYTES = 64 * MIB
 """A cell that allocates or frees less, and deletes no name, is not looked at: asking malloc takes
 up to 4 ms.
 """
@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.125
 
 
 class FreeHeap:
-    """The free pages of malloc's heap, as far as they were mentioned."""
+    """The free pages of malloc's heap that earlier cells have mentioned: each is mentioned once."""
 
     def __init__(self) -> None:
         self._mentioned_bytes = 0
@@ -31,7 +31,9 @@ class FreeHeap:
         """RSS at the last remark."""
 
     def remark(self, record: CellRecord, source: str) -> list[str]:
-        """Return a line if the free pages of the heap have grown by many since the last one."""
+        """Return a line in a list if the free pages of the heap have grown by much since the last
+        remark; else nothing.
+        """
         usage = record.usages[0] if record.usages else None  # the host's comes first
         if usage is None or usage.device != "cpu":
             return []
@@ -41,26 +43,26 @@ class FreeHeap:
             self._mentioned_bytes = 0
         if not _frees_or_moves_much(usage, source):
             return []
-        least = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
-        free_bytes = self._free_pages(least)
-        if free_bytes - self._mentioned_bytes < least:
+        least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
+        free_bytes = self._free_pages(least_bytes)
+        if free_bytes - self._mentioned_bytes < least_bytes:
             self._mentioned_bytes = min(self._mentioned_bytes, free_bytes)
             return []
         self._mentioned_bytes = free_bytes
         self._rss_bytes = usage.after_bytes
         return [f"{format_bytes(free_bytes)} free in the heap: %gpumem free"]
 
-    def _free_pages(self, least: int) -> int:
-        """Return the bytes of the heap's free pages in RAM; an upper limit, which costs less, if
-        that is below ``least`` already.
+    def _free_pages(self, least_bytes: int) -> int:
+        """Return the bytes of the heap's free pages in RAM. If malloc's own figure, an upper limit
+        that costs less, is below ``least_bytes`` already, return that.
         """
         free = free_heap_bytes() or 0
-        if free - self._mentioned_bytes < least:
+        if free - self._mentioned_bytes < least_bytes:
             return free
-        return own_pages().free_heap_bytes  # takes longer
+        return own_pages().free_heap_bytes  # takes longer, but counts only the pages in RAM
 
 
 def _frees_or_moves_much(usage: Usage, source: str) -> bool:
-    """Return True for a cell that may have freed much memory."""
+    """Return True for a cell that may have freed much memory, by its figures or by its source."""
     moved = max(abs(usage.delta_bytes), usage.peak_delta_bytes)
-    return moved >= _MOVED_BYTES or "del" in source or "clear" in source
+    return moved >= _LEAST_MOVED_BYTES or "del" in source or "clear" in source

@@ -9,7 +9,7 @@ belongs to other processes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -34,18 +34,18 @@ DATA_OF = "of "
 """Prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
 PRINTED = "printed by cells"
 """Name of the part with the text that IPython keeps."""
-_OBJECTS = {
+_ADVICE_ON_OBJECTS = {
     PYTHON_OBJECTS: "text, numbers, containers, functions, classes, code of modules",
     PRINTED: "text and displays that IPython keeps for %notebook: %gpumem free drops them",
 }
 _OF_LIBRARY = "its frames, models, images: delete their names"
-_OWN = {
+_ADVICE_ON_OWN_PAGES = {
     "data of libraries": "written pages of mapped files: freed when the kernel restarts",
     "stacks": "of all threads",
     "free heap pages": "kept by malloc for later: %gpumem free returns them to the system",
     "free blocks of Python": "between objects that are alive: kept by Python for new objects",
 }
-"""Parts by the fields of ``OwnPages``, with advice."""
+"""The parts for the fields of ``OwnPages``, in their order, with advice."""
 _REST = "libraries' own data and caches: delete names, then %gpumem free"
 _NOT_NAMED = "not named"
 _OF_NO_OBJECT = (
@@ -61,7 +61,7 @@ def host_parts(
     resident: Resident,
     objects: Mapping[str, int] | None = None,
 ) -> Reconciliation:
-    """Return the breakdown of the host's memory.
+    """Return the breakdown of the host's memory, or of the container's if that has a limit.
 
     Args:
         figures: the system's figures.
@@ -71,8 +71,8 @@ def host_parts(
     """
     basis = _host_basis(figures)
     claims = _claims(basis, figures)
-    notes = _host_notes(claims, figures)
-    private = _own_pages(claims.private, storages, resident, notes, figures.own, objects or {})
+    own_pages = _own_pages(claims.private, storages, resident, figures.own, objects or {})
+    notes = [*_host_notes(claims, figures), *own_pages.notes]
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     shared = claims.shared
@@ -80,7 +80,7 @@ def host_parts(
     if shared < MIB:  # semaphores of libraries, which no user asks about
         shared, files = 0, files + shared
     parts = [
-        *private,
+        *own_pages.parts,
         Part("shared memory", shared, _SHARED),
         Part("libraries and mapped files", files, _FILES),
         Part("child processes", claims.children, _WORKERS),
@@ -100,7 +100,9 @@ _CACHE = "cached files: the system frees them when memory is needed"
 
 
 class _HostBasis(NamedTuple):
-    """The memory that is broken down: the machine's, or that of a container."""
+    """The memory that is broken down, the machine's or that of a container, in the kernel's
+    figures.
+    """
 
     name: str
     total_bytes: int
@@ -114,8 +116,8 @@ class _HostBasis(NamedTuple):
 
 
 def _host_basis(figures: HostFigures) -> _HostBasis:
-    """Return the memory to break down: the container's, if that is less than the machine's; without
-    the free memory that a limit of this process withholds.
+    """Return the memory to break down: the container's, if its limit is below the machine's RAM,
+    else the machine's. Free memory beyond a limit on this process counts as withheld.
     """
     basis = _machine_as_basis(figures)
     group = figures.group
@@ -138,7 +140,7 @@ _IN_USE_OUTSIDE = "within the container's limit, but in use by the rest of the m
 
 
 def _machine_as_basis(figures: HostFigures) -> _HostBasis:
-    """Return the machine's memory as the one to break down."""
+    """Return the memory to break down if there is no container: the machine's."""
     return _HostBasis(
         name="the machine's RAM",
         total_bytes=figures.ram_bytes,
@@ -152,7 +154,7 @@ def _machine_as_basis(figures: HostFigures) -> _HostBasis:
 
 
 def _container_as_basis(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
-    """Return the memory within a container's limit as the one to break down."""
+    """Return the memory to break down within a container's limit."""
     free_bytes = max(0, group.limit_bytes - group.used_bytes)
     file_bytes = min(figures.file_bytes, group.mapped_bytes)
     return _HostBasis(
@@ -168,7 +170,7 @@ def _container_as_basis(figures: HostFigures, group: cgroup.Group) -> _HostBasis
 
 
 class _Claims(NamedTuple):
-    """Bytes of each kind of pages, each byte in the first that claims it."""
+    """Bytes of each kind of pages. A page of several kinds counts for the first of them."""
 
     free: int
     private: int
@@ -188,8 +190,8 @@ class _Claims(NamedTuple):
 def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
     """Divide the host's memory among the kinds of pages.
 
-    The kernel's figures overlap: a page of a mapped file is in the page cache, too. Each figure
-    gets what the ones before it leave of the total.
+    The kernel's figures overlap: a page of a mapped file is in the page cache, too. So each figure
+    gets at most the bytes that the figures before it leave of the total.
     """
     in_order = (
         basis.free_bytes,
@@ -209,7 +211,9 @@ def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
 
 
 def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
-    """Return a note on the process's pages that are charged elsewhere, if there are any."""
+    """Return a note, in a list, on pages of this process that its container is not charged for;
+    nothing if there are none.
+    """
     missing = figures.rss_bytes - claims.private - claims.shared - claims.files
     if missing <= 0:
         return []
@@ -217,22 +221,29 @@ def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
     return [f"{size} of this process's RSS are not charged to it here: shared files, mostly"]
 
 
+class _PartsOfPages(NamedTuple):
+    """The parts of this process's own pages."""
+
+    parts: list[Part]
+    notes: Sequence[str] = ()
+    """The reason why there is only one part."""
+
+
 def _own_pages(
     size: int,
     storages: Iterable[Storage] | None,
     resident: Resident,
-    notes: list[str],
     own: OwnPages | None,
     objects: Mapping[str, int],
-) -> list[Part]:
+) -> _PartsOfPages:
     """Return the parts of this process's own pages: arrays in RAM by kind, objects, free pages of
-    malloc, and pages without a name; one part if the arrays' bytes in RAM are unknown.
+    malloc, and pages without a name. If the arrays' bytes in RAM are unknown, all pages are one
+    part.
 
     Args:
         size: bytes of all these pages.
         storages: as for ``host_parts``.
         resident: as for ``host_parts``.
-        notes: gets the reason why there is only one part.
         own: the pages that the kernel and malloc report; None if they are unknown.
         objects: as for ``host_parts``.
     """
@@ -240,27 +251,28 @@ def _own_pages(
     try:
         kinds = _resident_by_kind(storages or (), resident)
     except OSError as error:
-        notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
-        return single_part
+        note = f"the arrays' bytes in RAM are unknown here ({error.strerror})"
+        return _PartsOfPages(single_part, [note])
     unnamed_bytes = size - kinds.total()
     if unnamed_bytes < 0:
-        notes.append(
+        note = (
             "the arrays that Python holds are larger than this process's own pages: they cannot be "
             "separated"
         )
-        return single_part
+        return _PartsOfPages(single_part, [note])
     parts = _parts_of_arrays(kinds)
     named = dict(objects)
     if own is not None:
-        named |= zip(_OWN, own, strict=True)
+        named |= zip(_ADVICE_ON_OWN_PAGES, own, strict=True)
+    # Each part gets at most the bytes that are still unnamed, so that all parts sum to the total.
     for name, size_bytes in named.items():
-        advice = _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)
+        advice = _ADVICE_ON_OWN_PAGES.get(name) or _ADVICE_ON_OBJECTS.get(name, _OF_LIBRARY)
         claim = min(unnamed_bytes, size_bytes)
         parts.append(Part(name, claim, advice))
         unnamed_bytes -= claim
     if not parts:
-        return single_part
-    return [*parts, Part(_NOT_NAMED, unnamed_bytes, _OF_NO_OBJECT)]
+        return _PartsOfPages(single_part)
+    return _PartsOfPages([*parts, Part(_NOT_NAMED, unnamed_bytes, _OF_NO_OBJECT)])
 
 
 def _parts_of_arrays(kinds: Mapping[str, int]) -> list[Part]:
@@ -292,8 +304,8 @@ def _resident_by_kind(storages: Iterable[Storage], resident: Resident) -> Counte
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:
-    """Return the storages by address, without bytes that an earlier one covers (arrays may share
-    memory).
+    """Return the storages by address, each without the bytes that an earlier one covers: arrays may
+    share memory, and no byte may count twice.
     """
     disjoint = []
     reached = 0

@@ -47,7 +47,9 @@ class ProcessGrowth(NamedTuple):
 
 
 def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[Child]:
-    """Return ``children`` with the line that ends each, as far as one is known."""
+    """Return ``children`` with the line that ends each, such as ``pool.terminate()``; empty if no
+    named object leads to the process.
+    """
     if not children:
         return []
     lines = _lines_of_loky()
@@ -63,13 +65,15 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
                 else:
                     removals.setdefault(pid, []).append(owner.removal)
     for pid, removals_of_process in removals.items():
-        # Workers that persist are held by the data loader and by its iterator.
+        # Persistent workers are held by the data loader and its iterator: ``del loader, batches``.
         lines.setdefault(pid, _removals_in_one_line(removals_of_process))
     return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
 
 
 def _lines_of_loky() -> dict[int, str]:
-    """Return the line that ends each process of loky's executor."""
+    """Return the line that ends each process of joblib's executor (loky), by the process's number.
+    The executor has no name in the notebook: joblib keeps it for its next calls.
+    """
     lines: dict[int, str] = {}
     for package in _LOKY:
         loky: Any = sys.modules.get(f"{package}.reusable_executor")
@@ -84,7 +88,7 @@ def _lines_of_loky() -> dict[int, str]:
 
 
 class _Owner(NamedTuple):
-    """An object that may have processes."""
+    """A named object, or an item of one, that may have processes: ``jobs[0]``."""
 
     code: str
     """The code that refers to it."""
@@ -94,7 +98,9 @@ class _Owner(NamedTuple):
 
 
 def _removals_in_one_line(removals: Iterable[str]) -> str:
-    """Return lines such as ``del loader`` and ``jobs[0] = None`` as one, with a single ``del``."""
+    """Return several removals as one line with a single ``del``: ``del loader`` and ``jobs[0] =
+    None`` become ``jobs[0] = None; del loader``.
+    """
     deleted = dict[str, None]()
     statements = dict[str, None]()
     for removal in removals:
@@ -109,10 +115,11 @@ def _removals_in_one_line(removals: Iterable[str]) -> str:
 
 
 def _named_owners(namespace: dict[str, Any]) -> Iterator[_Owner]:
-    """Yield the items of named lists, tuples and dicts, then the named objects.
+    """Yield the items of named lists, tuples and dicts first, and then the named objects
+    themselves.
 
-    A name replaces the line of an item, because it is shorter: ``process.terminate()``, not
-    ``started[0].terminate()``.
+    The last line of a process counts, so that a name replaces the line of an item, because it is
+    shorter: ``process.terminate()``, not ``started[0].terminate()``.
     """
     named = list[tuple[str, Any]]()
     for name, value in named_objects(namespace):
@@ -125,8 +132,8 @@ def _named_owners(namespace: dict[str, Any]) -> Iterator[_Owner]:
 
 
 def _items(owner: _Owner, most_steps: int) -> Iterator[_Owner]:
-    """Yield the items of a short list, tuple or dict, those furthest inside first; none of any
-    other object.
+    """Yield the items of a short list, tuple or dict; before each level, the items further inside.
+    Yield nothing for any other object.
     """
     container = owner.value
     if type(container) not in (list, tuple, dict) or len(container) > _MOST_ITEMS:
@@ -154,8 +161,8 @@ def _items(owner: _Owner, most_steps: int) -> Iterator[_Owner]:
 def _processes(value: object, attribute: str) -> Iterator[int]:
     """Yield the numbers of the processes to which an attribute of an object leads.
 
-    The attribute is a number, a dict by number, a list of processes, or an object that leads to one
-    of these.
+    A ``Popen`` has its number in ``pid``, an executor a dict by number, a pool a list of processes,
+    each with a ``_popen``, and a data loader an iterator with ``_workers``.
     """
     attributes = instance_dict(value) or {}
     processes = attributes.get(attribute)
@@ -177,7 +184,8 @@ def endings(children: Iterable[Child]) -> list[str]:
 
 
 def growth_by_ending(before: Mapping[int, int], now: Iterable[Child]) -> list[ProcessGrowth]:
-    """Return the growth of processes by the line that ends them, the largest first.
+    """Return the growth of processes, the largest first: one entry for the processes that the same
+    line ends, such as all workers of a pool.
 
     Args:
         before: bytes of the processes that ran earlier.
@@ -185,11 +193,11 @@ def growth_by_ending(before: Mapping[int, int], now: Iterable[Child]) -> list[Pr
     """
     growths: dict[str, ProcessGrowth] = {}
     for child in now:
-        grown = child.memory_bytes - before.get(child.pid, 0)
-        if grown <= 0:
+        grown_bytes = child.memory_bytes - before.get(child.pid, 0)
+        if grown_bytes <= 0:
             continue
         key = child.ends_by or str(child.pid)
         earlier = growths.get(key, ProcessGrowth(0, (), child.ends_by))
         processes = (*earlier.processes, child)
-        growths[key] = ProcessGrowth(earlier.grown_bytes + grown, processes, child.ends_by)
+        growths[key] = ProcessGrowth(earlier.grown_bytes + grown_bytes, processes, child.ends_by)
     return sorted(growths.values(), key=attrgetter("grown_bytes"), reverse=True)

@@ -49,7 +49,7 @@ class GraphNodes:
         self.leaves = self._kinds_of_leaves(at_rest)
 
     def _kinds_of_leaves(self, at_rest: set[int]) -> dict[int, set[bool]]:
-        """Return the kinds of leaves behind each node, as in ``leaves``."""
+        """Return the kinds of leaves behind each node, for ``leaves``."""
         kinds_of_leaves: dict[int, set[bool]] = {}
         for node in self._nodes.finished:  # each after the nodes behind it
             kinds = set[bool]()
@@ -62,13 +62,13 @@ class GraphNodes:
         return kinds_of_leaves
 
     def first(self, tensor: Any) -> Any:
-        """Return the first node of a tensor's graph; None if there is none or it must not be
-        read.
+        """Return the first node of a tensor's graph; None if it has no graph, or if the graph must
+        not be read.
         """
         return self._nodes.first(tensor)
 
     def behind(self, first: Iterable[Any], followed_before: Collection[int]) -> NodesBehind:
-        """Return the nodes reachable from ``first``, inclusive.
+        """Return the nodes that can be reached from ``first``, which are among them.
 
         Args:
             first: nodes at which the search starts; None stands for no node.
@@ -87,14 +87,16 @@ class GraphNodes:
         return NodesBehind(list(followed.values()), boundary)
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each node with each tensor that it has saved; a leaf with its gradient."""
+        """Yield each node with each tensor that it has saved for ``backward()``. A leaf counts as
+        having saved its gradient.
+        """
         for node in self._nodes.finished:
             for item in saved_by(node):
                 yield node, item
 
     def saved_behind(self, first: Iterable[Any]) -> set[StorageKey]:
-        """Return the storages that the nodes behind ``first`` have saved, but not the storages of
-        leaves and of their gradients.
+        """Return the storages that the nodes behind ``first`` have saved for ``backward()``,
+        without those of leaves (parameters) and of their gradients.
         """
         storages = set[StorageKey]()
         storages_of_leaves = set[StorageKey]()
@@ -120,7 +122,7 @@ class GraphNodes:
             node = waiting.pop()
             if adds(node):
                 summands = self._nodes.following(node)
-                begins_with_number |= len(summands) == 1  # as ``total = 0`` does
+                begins_with_number |= len(summands) == 1  # ``total = 0; total += loss``
                 waiting += summands
             elif not is_leaf(node):
                 term = self.behind([node], nodes_of_terms)
@@ -129,11 +131,14 @@ class GraphNodes:
                 number_of_terms += 1
                 nodes_of_terms.update(map(id, term.followed))
                 operations_of_terms.add(_operations_of(term.followed))
+        # ``loss = main_loss + penalty`` adds two results, too, and is no total of a loop.
         least_terms = 2 if begins_with_number else 3
         return number_of_terms >= least_terms and len(operations_of_terms) == 1
 
     def _past_single_steps(self, node: Any) -> Any:
-        """Return the first node that adds or has several inputs, behind nodes such as a mean."""
+        """Return the first node behind ``node`` that adds or has several inputs: for the mean
+        ``total / number``, the node of ``total``.
+        """
         while not adds(node) and len(self._nodes.following(node)) == 1:
             (node,) = self._nodes.following(node)
         return node
@@ -145,5 +150,7 @@ def adds(node: Any) -> bool:
 
 
 def _operations_of(nodes: Iterable[Any]) -> frozenset[str]:
-    """Return the names of the operations of a term's nodes."""
+    """Return the names of the operations in a term: equal ones belong to one repeated
+    computation.
+    """
     return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))

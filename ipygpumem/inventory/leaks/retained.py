@@ -1,6 +1,8 @@
-"""Finds memory kept by mistake: autograd graphs of stored results and evaluations, outputs, caches.
+"""Finds memory that is probably kept by mistake: autograd graphs of stored results and evaluations,
+outputs, caches.
 
-No user code runs, and nothing is changed.
+After ``losses.append(loss)``, each loss keeps its graph, with all activations. No user code runs,
+and nothing is changed.
 """
 
 from __future__ import annotations
@@ -34,11 +36,17 @@ from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.probes.allocator import snapshots
 
 
-def paths_of(
-    names: Mapping[str, object], outputs: Mapping[str, object]
-) -> tuple[dict[int, str], set[int]]:
-    """Return the paths of arrays by identity, such as ``model.weight``, and the identities of all
-    objects that only ``outputs`` lead to.
+class NamedPaths(NamedTuple):
+    """The paths to arrays, and the objects behind outputs."""
+
+    paths: dict[int, str]
+    """The path to each array, such as ``model.weight``, by the array's identity."""
+    only_in_outputs: set[int]
+    """The identities of all objects to which only outputs lead."""
+
+
+def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> NamedPaths:
+    """Return the paths of arrays, and the objects that only ``outputs`` lead to.
 
     Call it before listing the heap: reading an object's attributes may create a dict.
     """
@@ -48,11 +56,11 @@ def paths_of(
     walk.named(outputs.items())
     walk.drop()
     only_in_outputs = walk.seen - behind_names
-    return walk.paths, only_in_outputs
+    return NamedPaths(walk.paths, only_in_outputs)
 
 
 class Finding(NamedTuple):
-    """Memory kept alive on one device, and a remedy."""
+    """Memory that is kept alive on one device, with words for its holder and a remedy."""
 
     device: str
     shares: dict[StorageKey, int]
@@ -67,8 +75,22 @@ class Finding(NamedTuple):
         return sum(self.shares.values())
 
 
+class _Graphs(NamedTuple):
+    """The memory that autograd graphs keep."""
+
+    not_needed: list[Finding]
+    """The memory of graphs that are probably not needed, without those of outputs."""
+    of_outputs: dict[str, list[StorageKey]]
+    """The storages that the graph of each output keeps, by the output's name."""
+    of_names: set[StorageKey]
+    """The storages that the graphs of named results have saved, which may be needed."""
+    are_all: bool = True
+    """False if there were too many nodes of graphs to follow; then there is nothing else here."""
+
+
 class Retained:
-    """Memory that the user's names and IPython's outputs keep alive; drop it with the heap.
+    """Finds memory that the user's names and IPython's outputs keep alive, probably by mistake;
+    drop it with the heap.
 
     Args:
         heap: the live objects.
@@ -90,13 +112,9 @@ class Retained:
         outputs: Mapping[str, object],
         only_in_outputs: Collection[int],
     ) -> None:
-        self.complete = True
-        self.in_graphs_of_names: set[StorageKey] = set()
         self._paths = paths
         self._outputs = outputs
         self._only_in_outputs = only_in_outputs
-        self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
-        """The storages that the graph of each output keeps, by the output's name."""
         with torch_reader() as reader:
             foreign_addresses = set[int | None]()
             self._read: Callable[[str, object], Any] = _read_nothing
@@ -106,12 +124,18 @@ class Retained:
                 foreign_addresses.update(map(reader.address_of_others, plain))
             self._memory = _Memory(heap)
             self._memory.lock_arrays(heap.ndarrays, foreign_addresses)
-            self.graphs = list(self._graphs_not_needed(heap))
+            graphs = self._graphs_on(heap)
+        self.graphs = graphs.not_needed
+        self.in_graphs_of_names = graphs.of_names
+        self.complete = graphs.are_all
+        self._graphs_of_outputs = graphs.of_outputs
 
     # -- graphs ----------------------------------------------------------------------------------
 
-    def _graphs_not_needed(self, heap: Heap) -> Iterator[Finding]:
-        """Yield the graphs that are probably not needed; none if there are too many to follow."""
+    def _graphs_on(self, heap: Heap) -> _Graphs:
+        """Return the memory that autograd graphs keep. Gradients, and what scripted modules keep,
+        count as needed.
+        """
         requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
         with_graphs = list(filter(has_graph, requiring))
         tensors = heap.tensors
@@ -124,18 +148,16 @@ class Retained:
         for module in heap.modules:
             self._memory.lock(tensors_of_script(module))
         if not with_graphs:
-            return
+            return _Graphs([], {}, set())
         nodes = GraphNodes([*gradients, *with_graphs], _parameters_in_evaluation(heap.modules))
-        self.complete = nodes.are_all
-        if self.complete:
-            groups = self._groups_not_needed(with_graphs, gradients, nodes)
-            yield from self._findings_of_groups(groups)
+        if not nodes.are_all:
+            return _Graphs([], {}, set(), are_all=False)
+        return self._graphs_of(with_graphs, gradients, nodes)
 
-    def _groups_not_needed(
+    def _graphs_of(
         self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
-    ) -> GraphGroups:
-        """Return the tensors whose graphs are probably not needed, in groups; set
-        ``in_graphs_of_names``.
+    ) -> _Graphs:
+        """Return the memory that the graphs of tensors keep.
 
         Args:
             with_graphs: the tensors with graphs.
@@ -150,14 +172,33 @@ class Retained:
             if graph.kind:
                 not_needed.append(graph)
                 continue
+            # A plain variable, or a tensor without a name: ``backward()`` may follow.
             needed.append(graph.node)
             if graph.path:
                 nodes_of_names.append(graph.node)
-        self.in_graphs_of_names = nodes.saved_behind(nodes_of_names)
         groups = GraphGroups(nodes, needed)
         for graph in not_needed:
             groups.add(graph)
-        return groups
+        findings = list[Finding]()
+        of_outputs = dict[str, list[StorageKey]]()
+        for name, storages in self._storages_of_groups(groups).items():
+            graphs = groups.members[name]
+            if graphs[0].kind == "output":
+                of_outputs[name] = storages
+            else:
+                findings += self._memory.findings(storages, *words_on_graphs(graphs))
+        return _Graphs(findings, of_outputs, nodes.saved_behind(nodes_of_names))
+
+    def _storages_of_groups(self, groups: GraphGroups) -> dict[str, list[StorageKey]]:
+        """Return the storages that only the graphs of one group keep alive, by the group's name."""
+        saved = groups.saved()
+        storages_by_group = dict[str, list[StorageKey]]()
+        for name in groups.members:
+            storages = storages_by_group[name] = list[StorageKey]()
+            for key, groups_with_storage in saved.groups.items():
+                if groups_with_storage == {name} and self._memory.dies(key, saved.node_ids):
+                    storages.append(key)
+        return storages_by_group
 
     def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
         """Return the gradients of tensors.
@@ -175,7 +216,9 @@ class Retained:
         return gradients
 
     def _stored_graphs(self, tensors: Iterable[object], nodes: GraphNodes) -> list[StoredGraph]:
-        """Return the tensors with their graphs, the graphs of sums first, which are the largest."""
+        """Return the tensors with their graphs. Those of sums come first: they are the largest, and
+        a graph that two tensors share belongs to the group of the first.
+        """
         graphs = []
         for tensor in tensors:
             node = nodes.first(tensor)
@@ -186,25 +229,14 @@ class Retained:
                 graphs.append(StoredGraph.of(tensor, node, path, shape, holders, nodes))
         return sorted(graphs, key=lambda graph: graph.kind != "sum")
 
-    def _findings_of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
-        """Yield the memory kept by groups of tensors with graphs; that of outputs is noted for
-        ``outputs`` instead.
-        """
-        saved = groups.saved()
-        for name, graphs in groups.members.items():
-            storages = []
-            for key, groups_with_storage in saved.groups.items():
-                if groups_with_storage == {name} and self._memory.dies(key, saved.node_ids):
-                    storages.append(key)
-            if graphs[0].kind == "output":
-                self._graphs_of_outputs[name] = storages
-            else:
-                yield from self._memory.findings(storages, *words_on_graphs(graphs))
-
     # -- outputs ---------------------------------------------------------------------------------
 
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
-        """Yield the outputs that only IPython refers to, without storages that are ``listed``."""
+        """Yield the memory of the outputs that only IPython refers to.
+
+        Args:
+            listed: storages to leave out, because they have rows.
+        """
         if not self._outputs:
             return
         storages_by_output = dict(self._graphs_of_outputs)
@@ -223,8 +255,8 @@ class Retained:
             yield from self._memory.findings(unlisted, *words_on_output(name, value))
 
     def _output_of_each_storage(self) -> dict[StorageKey, str]:
-        """Return the name of the output from which all paths to a storage's arrays begin, by the
-        storage; without storages to which other names lead.
+        """Return the name of the output that leads to a storage's arrays, by the storage. Storages
+        to which another name leads, too, are left out.
         """
         output_of_storage: dict[StorageKey, str] = {}
         for key, items in self._memory.shown_by.items():
@@ -247,12 +279,12 @@ def words_on_output(name: str, value: object) -> tuple[str, str]:
 
 
 def _read_nothing(name: str, tensor: object) -> None:
-    """Stand for ``Reader.read`` without torch."""
+    """Take the place of ``Reader.read`` if torch is not loaded, and return None."""
 
 
 def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
-    """Return the identities of the parameters of modules in eval mode that no module in training
-    has.
+    """Return the identities of the parameters of modules in eval mode. Parameters that a module in
+    training shares are left out.
     """
     in_training = set[int]()
     in_evaluation = set[int]()
@@ -269,7 +301,8 @@ def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
 
 
 class _Memory:
-    """The storages of live tensors and arrays, and what refers to these.
+    """The storages of live tensors and arrays, and the objects that refer to these. It tells which
+    storages are freed with some objects.
 
     Attributes:
         shown_by: the tensors and arrays on each storage.
@@ -291,8 +324,8 @@ class _Memory:
             self.shown_by.setdefault(key, []).append(item)
 
     def _record_storages(self, items: Sequence[object]) -> list[StorageKey]:
-        """Record the bytes of the storage of each tensor or array; return the storages. An object
-        without a storage stands for itself.
+        """Record the bytes of the storage of each tensor or array, and return the storages. For an
+        object without a storage, the object itself is returned as one.
         """
         arrays = {id(item): array for item, array in described(items)}
         keys = list[StorageKey]()
@@ -306,14 +339,14 @@ class _Memory:
         return keys
 
     def lock(self, items: Iterable[object]) -> None:
-        """Note that code out of sight may keep the memory of tensors or arrays alive: it never
+        """Lock the memory of tensors or arrays: code out of sight may keep it alive, so it never
         counts as freed.
         """
         self._locked.update(self._record_storages(list(items)))
 
     def lock_arrays(self, arrays: Iterable[Any], foreign_addresses: Collection[int | None]) -> None:
-        """Lock the memory of arrays that code out of sight may keep: memory that no array owns, or
-        that a tensor shows.
+        """Lock the memory of arrays that code out of sight may keep: memory that no array owns (a
+        buffer), or on which a tensor lies.
 
         Args:
             arrays: NumPy arrays.
@@ -329,35 +362,49 @@ class _Memory:
         self.lock(locked)
 
     def ask_about(self, items: Iterable[object]) -> None:
-        """Find the objects that refer to the items, for ``is_referred`` and ``dies``: all at once,
-        because each search passes over the heap.
+        """Find the objects that refer to the items, which ``is_referred``, ``referrers_of`` and
+        ``dies`` need. All are asked about at once, because each search passes over the heap.
         """
         self._referrers = self._heap.referrers_of({id(item): item for item in items})
 
     def is_referred(self, item: object, inside: Collection[int] = ()) -> bool:
-        """Return True if any Python object refers to an item, except objects whose identities are
-        ``inside``: these would be freed, too.
+        """Return True if a Python object refers to an item.
+
+        Args:
+            item: the item.
+            inside: identities of objects that do not count, because they would be freed, too.
         """
         if id(item) in self._in_frames:
             return True
         return any(id(referrer) not in inside for referrer in self.referrers_of(item))
 
     def referrers_of(self, item: object) -> list[Any]:
-        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's
-        gradient.
+        """Return the objects that refer to an item, without tensors: a tensor refers to its
+        gradient only in C++, which is no place from which a user could remove it.
         """
         referrers = self._referrers.get(id(item), ())
         return [referrer for referrer in referrers if id(referrer) not in self._tensor_ids]
 
     def dies(self, key: StorageKey, inside: Collection[int]) -> bool:
-        """Return True if a storage is freed with objects, whose identities are ``inside``."""
+        """Return True if a storage is freed with some objects.
+
+        Args:
+            key: the storage.
+            inside: the identities of the objects.
+        """
         if key not in self._sizes or key in self._locked:
             return False
         items = self.shown_by.get(key, ())
         return not any(self.is_referred(item, inside) for item in items)
 
     def findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
-        """Yield a finding for the storages on each device; ``what`` and ``remedy`` are words."""
+        """Yield a finding for each device with some of the storages.
+
+        Args:
+            keys: the storages.
+            what: the words for their holder.
+            remedy: the line or advice that frees them.
+        """
         by_device: dict[str, dict[StorageKey, int]] = {}
         for key in keys:
             device, size = self._sizes[key]
@@ -367,7 +414,7 @@ class _Memory:
 
 
 def allocator_caches() -> Iterator[Finding]:
-    """Yield the memory that torch's allocators have reserved and can free."""
+    """Yield the memory that torch's allocators have reserved and can return, for each device."""
     for backend in ("cuda", "xpu"):
         try:
             by_device = snapshots(backend)

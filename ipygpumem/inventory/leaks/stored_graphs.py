@@ -1,5 +1,5 @@
-"""Tensors with autograd graphs that may not be needed, with the statements that would not store the
-graphs, and groups of them.
+"""Describes tensors whose autograd graphs may not be needed: why each graph is stored, which
+statement would not store it, and which tensors belong together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipygpumem.inventory.leaks.graph_nodes import GraphNodes, adds
 from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX
 
 _MAY_BE_NEEDED = ""
-"""Owner of the graph nodes that may still be needed."""
+"""Stands for a group's name with graph nodes that may still be needed."""
 _FIRST_NAME = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
 _POSITION = re.compile(r"\[\d+\]")
@@ -63,7 +63,8 @@ class StoredGraph(NamedTuple):
         holders: Sequence[Any],
         nodes: GraphNodes,
     ) -> StoredGraph:
-        """Return a tensor with the kind of its graph, and the statement that would not store it.
+        """Return a tensor with the kind of its graph, and the statement that would not store the
+        graph.
 
         Args:
             tensor: the tensor.
@@ -73,7 +74,8 @@ class StoredGraph(NamedTuple):
             holders: the objects that refer to it.
             nodes: all nodes of its graph, and of other graphs.
         """
-        if path and nodes.leaves[id(node)] == {True}:
+        is_of_evaluation = nodes.leaves[id(node)] == {True}  # all its leaves are parameters at rest
+        if path and is_of_evaluation:
             return cls(node, path, "wrap the evaluation in with torch.no_grad():", "evaluation")
         value = "loss.item()" if math.prod(shape) == 1 else "result.detach()"
         is_item = _is_item_of_list(tensor, path, holders)
@@ -113,7 +115,9 @@ def name_in(path: str) -> str:
 
 
 def _kind_of(path: str, *, is_sum: bool) -> str:
-    """Return the kind of a tensor, as in ``StoredGraph``, but for evaluations."""
+    """Return the kind of a tensor's graph, as in the table of ``StoredGraph``, if it is of no
+    evaluation.
+    """
     if path.startswith(OUTPUT_PREFIX):
         return "output"
     if is_sum:
@@ -124,20 +128,22 @@ def _kind_of(path: str, *, is_sum: bool) -> str:
 
 
 def _cannot_be_assigned(path: str) -> bool:
-    """Return True for a path to which no statement can assign: it is no code, such as
-    ``<locals>``, or has a position before its last step, such as ``models[3].loss``.
+    """Return True if no statement can assign to a path: it is no code, such as ``<locals>``, or it
+    leads through a position (``models[3].loss``), so that it names one of many places.
     """
     return bool(_NOT_CODE.search(path) or _POSITION.search(_LAST_STEP.sub("", path)))
 
 
 def _owner_in(path: str) -> str:
-    """Return the words for the object that keeps the tensor at a path."""
+    """Return the words for the object that keeps the tensor at a path: its name, or
+    ``the hook``.
+    """
     return "the hook" if "_hooks[" in path else name_in(f"{path}_")
 
 
 def _is_item_of_list(tensor: object, path: str, holders: Iterable[Any]) -> bool:
-    """Return True if a path leads to an item of a list or deque, not of a dict with numbers as
-    keys.
+    """Return True if a path leads to an item of a list or deque; a dict may have numbers as keys,
+    too.
     """
     step = _LAST_STEP.search(path)
     if step is None or not _POSITION.fullmatch(step[0]):
@@ -153,7 +159,9 @@ def _is_item_of_list(tensor: object, path: str, holders: Iterable[Any]) -> bool:
 
 
 def _number_of_places(holders: Sequence[object]) -> int:
-    """Return the number of containers among holders; one with attributes counts once."""
+    """Return the number of containers among holders. An object and the dict of its attributes are
+    one.
+    """
     containers = [holder for holder in holders if _any_is([holder], *CONTAINERS)]
     attributes = {
         id(instance_dict(holder)) for holder in containers if not is_exactly(holder, *CONTAINERS)
@@ -162,7 +170,7 @@ def _number_of_places(holders: Sequence[object]) -> int:
 
 
 def _any_is(items: Iterable[object], *kinds: type) -> bool:
-    """Return True if any of the items is an instance of any of the types."""
+    """Return True if one of the items is an instance of one of the types."""
     return any(is_instance(item, kind) for item in items for kind in kinds)
 
 
@@ -176,8 +184,8 @@ class SavedStorages(NamedTuple):
 
 
 class GraphGroups:
-    """Groups of tensors with graphs that may not be needed: those below one name, such as
-    ``losses[0]`` and ``losses[1]``, or whose graphs share results.
+    """Groups of tensors with graphs that may not be needed. Tensors are in one group if they are
+    below one name, such as ``losses[0]`` and ``losses[1]``, or if their graphs share results.
 
     A node belongs to the group whose tensors alone need it.
 
@@ -197,9 +205,8 @@ class GraphGroups:
         """The name of the group that needs a node, by the node's identity."""
 
     def add(self, graph: StoredGraph) -> None:
-        """Add a tensor to the group with which it shares results, or else to that of its name.
-
-        A tensor whose graph is needed as a whole is in no group.
+        """Add a tensor to the group with whose graphs its own shares results; if there is none, to
+        the group of its name. A tensor whose graph is needed as a whole is in no group.
         """
         behind = self._nodes.behind([graph.node], self._owners)
         sharing_groups = []
@@ -214,7 +221,7 @@ class GraphGroups:
             self.members.setdefault(group, []).append(graph)
 
     def saved(self) -> SavedStorages:
-        """Return the storages that nodes have saved, with the groups that need them."""
+        """Return the storages that nodes have saved, each with the groups that need it."""
         groups_by_storage = dict[StorageKey, set[str]]()
         node_ids = set[int]()
         for node, item in self._nodes.saved():
@@ -229,7 +236,9 @@ class GraphGroups:
 
 
 def words_on_graphs(graphs: Sequence[StoredGraph]) -> tuple[str, str]:
-    """Return a description of a group of tensors with graphs, and a remedy."""
+    """Return the words on a group of tensors with graphs, such as
+    ``losses: 100 tensors keep their autograd graphs``, and its remedy.
+    """
     evaluations = [graph.instead for graph in graphs if graph.kind == "evaluation"]
     remedies = evaluations[:1]
     if not evaluations:
@@ -248,21 +257,21 @@ def words_on_graphs(graphs: Sequence[StoredGraph]) -> tuple[str, str]:
 
 
 def _statements_of(graphs: Sequence[StoredGraph]) -> list[str]:
-    """Return the statements that would not store the tensors' graphs, or the first of them and the
-    number of further ones.
+    """Return the statements that would not store the tensors' graphs. Of more than
+    ``_REMEDIES_SHOWN``, the last item is their number: ``and 12 more``.
     """
     number_of_sums = Counter(_owner_of(graph) for graph in graphs if graph.kind == "sum")
     statements = dict[str, None]()
-    for graph in sorted(graphs, key=_order_of):
+    for graph in sorted(graphs, key=_in_order_of_paths):
         # Totals in one dict are copies of one total, each of which is stored.
         is_copy = number_of_sums[_owner_of(graph)] > 1 and not graph.path.isidentifier()
         if graph.kind == "sum" and is_copy and not _cannot_be_assigned(graph.path):
             graph = graph._replace(instead=f"{graph.path} = {graph.value}")
         statements[graph.statement] = None
-    shown = list(statements)[:_REMEDIES_SHOWN]
-    if len(statements) > len(shown):
-        shown.append(f"and {len(statements) - len(shown):,} more")
-    return shown
+    statements_shown = list(statements)[:_REMEDIES_SHOWN]
+    if len(statements) > len(statements_shown):
+        statements_shown.append(f"and {len(statements) - len(statements_shown):,} more")
+    return statements_shown
 
 
 def _owner_of(graph: StoredGraph) -> str:
@@ -270,6 +279,8 @@ def _owner_of(graph: StoredGraph) -> str:
     return _LAST_STEP.sub("", graph.path)
 
 
-def _order_of(graph: StoredGraph) -> tuple[bool, int, str]:
-    """Return the sort key: the collector lists tensors in any order."""
+def _in_order_of_paths(graph: StoredGraph) -> tuple[bool, int, str]:
+    """Return a sort key by which sums come first, then short paths. The collector lists tensors in
+    any order, and the remedy should always be the same.
+    """
     return graph.kind != "sum", len(graph.path), graph.path

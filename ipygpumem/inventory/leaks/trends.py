@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ipygpumem.inventory.names.top import LargestNames
     from ipygpumem.inventory.remaining.contents import Contents
 
-_CELLS_MOST = 1000
+_MOST_CELLS = 1000
 """Maximum number of cells whose runs are counted, the latest ones."""
 _LEAST_SHARE = 0.01
 """Growth of one run to report, as a share of the memory in use."""
@@ -46,37 +46,38 @@ _MOST_KEPT = 8
 
 
 class Trends:
-    """The last runs of every cell, identified by its id or its source."""
+    """The last runs of every cell. A cell is recognised by its id, or by its source."""
 
     def __init__(self) -> None:
         self._cells: dict[str, Growing] = {}
         """The runs of each cell, by its id and by the digest of its source."""
-        self._looked: deque[Growing] = deque(maxlen=_MOST_KEPT)
+        self._waiting_for_second_look: deque[Growing] = deque(maxlen=_MOST_KEPT)
         """The cells with a first look, which wait for the second."""
 
     def add(self, record: CellRecord) -> Growing:
-        """Count a run of a cell, and return its last runs."""
+        """Count a run of a cell. Return the last runs of this cell, with this one."""
         keys = [key for key in (record.cell_id, record.source_digest) if key]
         growing = None
-        for key in reversed(keys):  # the cell's id counts more than its source
+        for key in reversed(keys):  # the id comes last, because it counts more than the source
             growing = self._cells.pop(key, None) or growing
         if growing is None:
             growing = Growing()
         self._cells.update(dict.fromkeys(keys, growing))  # as the newest
-        while len(self._cells) > 2 * _CELLS_MOST:
+        while len(self._cells) > 2 * _MOST_CELLS:
             del self._cells[next(iter(self._cells))]
         growing.add(record.usages, success=record.success)
         if growing.wants_look and growing.first_look is None:
-            if len(self._looked) == _MOST_KEPT:
-                self._looked[0].first_look = None
-            self._looked.append(growing)
+            if len(self._waiting_for_second_look) == _MOST_KEPT:
+                # The oldest one leaves the queue: its look has a record of each name.
+                self._waiting_for_second_look[0].first_look = None
+            self._waiting_for_second_look.append(growing)
         return growing
 
 
 # Generating more methods of these classes would slow down loading the extension.
 @dataclass(slots=True, eq=False, repr=False)
 class _Streak:
-    """Consecutive runs of the same code, each of which grew a device by a minimum of bytes."""
+    """Consecutive runs of the same code, in each of which a device grew by a minimum of bytes."""
 
     runs: int = 0
     least_bytes: int = 0
@@ -87,8 +88,8 @@ class _Streak:
     """The growth of all runs together."""
 
     def add(self, grown_bytes: int, least_bytes: float) -> None:
-        """Count one more run, or start again if it grew the device by less than
-        ``least_bytes``.
+        """Count one more run. If it grew the device by less than ``least_bytes``, the streak ends,
+        and the next run begins another one.
         """
         if grown_bytes < least_bytes:
             self.runs = self.sum_bytes = 0
@@ -101,12 +102,13 @@ class _Streak:
         self.sum_bytes += grown_bytes
 
     def still_grows(self, last_two_bytes: int) -> bool:
-        """Return True if the device still grows: growth from warm-up gets smaller.
+        """Return True unless the growth gets smaller from run to run, as that from warm-up does.
 
         Args:
-            last_two_bytes: bytes that the last two runs added, which are at least three quarters of
-                what two runs added on average.
+            last_two_bytes: bytes that the last two runs added. They must be at least three quarters
+                of what two runs added on average.
         """
+        # last_two_bytes / 2 >= 3/4 * sum_bytes / runs
         return 2 * last_two_bytes * self.runs >= 3 * self.sum_bytes
 
 
@@ -124,25 +126,27 @@ class DeviceRuns:
     """True if one more run like the last ones may be reported."""
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
-        """Count one more run; return the series of runs to report, if the device grows with each.
+        """Count one more run. Return the series of runs to report, if the device grows with each of
+        them; else None.
 
         Args:
             usage: the device's memory in this run.
             success: False if the code raised an error, whose traceback may keep memory.
         """
         freed_since = self.after_bytes - usage.before_bytes  # by any code
-        if freed_since > self.grown_bytes // 2 or not success:
+        has_freed_growth = freed_since > self.grown_bytes // 2
+        if has_freed_growth or not success:
             self.large = _Streak()
             self.small = _Streak()
         self.is_suspect = False
-        grown = usage.delta_bytes
-        last_two_bytes = self.grown_bytes + grown
+        grown_bytes = usage.delta_bytes
+        last_two_bytes = self.grown_bytes + grown_bytes
         self.after_bytes = usage.after_bytes
-        self.grown_bytes = grown
+        self.grown_bytes = grown_bytes
         if not success:
             return None
-        self.large.add(grown, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
-        self.small.add(grown, _SMALL_BYTES)
+        self.large.add(grown_bytes, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
+        self.small.add(grown_bytes, _SMALL_BYTES)
         self.is_suspect = self.small.runs >= _RUNS - 1 and self.small.sum_bytes >= _SUSPECT_BYTES
         if self.large.runs >= _RUNS and self.large.still_grows(last_two_bytes):
             return self.large
@@ -155,7 +159,9 @@ class DeviceRuns:
 
 
 def _share_of(usage: Usage, share: float, least: int, most: int) -> float:
-    """Return a share of the memory in use before a run, at least and at most so many bytes."""
+    """Return a share of the memory that was in use before a run, but at least ``least`` and at most
+    ``most`` bytes.
+    """
     return min(most, max(least, share * usage.before_bytes))
 
 
@@ -169,8 +175,8 @@ class Processes(NamedTuple):
 
 
 class FirstLook(NamedTuple):
-    """The memory of all names, and of other things that each run may add to: arrays without a name,
-    large objects, and free pages of malloc.
+    """The memory of all names at the first look, and of everything else that each run may add to.
+    The second look compares with it.
     """
 
     names: LargestNames
@@ -185,8 +191,8 @@ class FirstLook(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Growing:
-    """The last runs of the same code: the devices that grow with each of them, and what holds the
-    new memory.
+    """The last runs of the same code: the devices that grow with each of them, and the holders of
+    the new memory.
     """
 
     growths: list[Growth] = field(default_factory=list)
@@ -208,8 +214,8 @@ class Growing:
     _looks: int = 0
 
     def add(self, usages: Sequence[Usage], *, success: bool = True) -> None:
-        """Count a run: note the devices that grow with each run, and decide if a look at all names
-        would tell why.
+        """Count a run. Afterwards, ``growths`` has the devices that grow with each run, and
+        ``wants_look`` is True if a look at all names may tell why.
 
         Args:
             usages: the memory of each device in this run.
@@ -225,8 +231,8 @@ class Growing:
             self._looks += 1
 
     def _add_to_devices(self, usages: Sequence[Usage], *, success: bool) -> bool:
-        """Count a run of each device, and set ``growths``; return True if a device may be reported
-        after one more run.
+        """Count a run of each device, and fill ``growths``. Return True if a device may have to be
+        reported after one more run.
         """
         self.growths = []
         is_suspect = False
@@ -251,23 +257,23 @@ class Growing:
         self.holder_lines = []
 
     def _is_time_to_look(self) -> bool:
-        """Return True for a first look that is not one too many, and for a second one that has
-        growth to explain.
+        """Return True for a first look, unless there have been too many of them; and for a second
+        look once there is growth to explain.
         """
         if self.first_look is None:
             return self._looks < _MOST_LOOKS
         return bool(self.growths)
 
     def growth_of(self, device: str) -> Growth | None:
-        """Return the growth of one device, if it grows."""
+        """Return the growth of one device; None if it does not grow."""
         for growth in self.growths:
             if growth.device == device:
                 return growth
         return None
 
     def note_memory(self, now: Mapping[str, Reading]) -> None:
-        """Note each device's memory after our own work. If it is less when the next run begins,
-        code has freed memory.
+        """Note each device's memory after our own work. If a device has less memory in use when the
+        next run begins, other code has freed it.
         """
         for device, reading in now.items():
             runs = self.devices.get(device)

@@ -1,8 +1,8 @@
-"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads
-to directly.
+"""Finds memory of any kind that the user's code keeps in places to which no name of the notebook
+leads directly.
 
 Such places are functions (closures, defaults, caches), generators, errors, running functions, and
-libraries. What names lead to by items and attributes is kept on purpose.
+libraries. Everything to which names lead by items and attributes is kept on purpose.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _MOST_ELSEWHERE = 2000
 """Maximum number of large objects to measure that only libraries hold."""
 _MOST_NAMED = 200_000
 """Maximum number of objects behind names to pass through before the holders are searched."""
-_WIDE = 500
-"""Number of items above which a container waits until all smaller ones are read: else a table of a
-million rows would hide the layers of a model.
+_MOST_ITEMS_AT_ONCE = 500
+"""Maximum number of items of a container that is read at once. A *wide* one has more, and waits
+until all smaller ones are read: else a table of a million rows would hide the layers of a model.
 """
 _MOST_TOGETHER = 20_000
 """Maximum number of items of waiting containers that are read together."""
-_OF_PYTHON = {
+_MODULES_OF_PYTHON = {
     "",
     "builtins",
     "types",
@@ -98,7 +98,7 @@ class Places:
         self.items: list[Any] = list(_users_places(heap))
         self.contents: dict[int, object] = {}
         for place in self.items:
-            self.contents.update(by_identity(_contents(place)))
+            self.contents.update(by_identity(_contents_of_place(place)))
         self.contents.update(by_identity(heap.local))
 
 
@@ -110,7 +110,8 @@ def possible_leaks(
     smallest: int,
     most: int,
 ) -> list[object]:
-    """Return the objects that are leaks of at least ``smallest`` bytes if no name leads to them.
+    """Return the objects that are leaks if no name leads to them: objects in the places of user
+    code, and large ones anywhere else.
 
     Args:
         places: the places in which the user's code keeps objects.
@@ -140,18 +141,22 @@ def possible_leaks(
 
 
 def _largest_objects(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> list[object]:
-    """Return the ``most`` largest objects of at least ``smallest`` bytes, in their order."""
+    """Return the ``most`` largest of the objects that have at least ``smallest`` bytes, in the
+    order in which they were found.
+    """
     large_enough = [pair for pair in sized if pair[0] >= smallest]
     largest = sorted(large_enough, key=itemgetter(0), reverse=True)[:most]
     largest_ids = {id(item) for _, item in largest}
     return [item for _, item in large_enough if id(item) in largest_ids]
 
 
-def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
-    """Return the ``wanted`` identities to which names lead by items and attributes alone.
+def ids_behind_names(names: Iterable[object], wanted: set[int]) -> set[int]:
+    """Return the ``wanted`` identities whose objects are behind names, by items and attributes
+    alone.
 
     It does not enter functions, classes, modules, errors and other objects of Python itself that
-    are no containers, and it stops after ``_MOST_NAMED`` objects: the names may lead to more.
+    are no containers. It stops after ``_MOST_NAMED`` objects, so the names may lead to more of
+    them.
     """
     reached_ids = set[int]()
     passed_ids = set[int]()
@@ -161,7 +166,7 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
     wide = list[Any]()
     """Containers with very many items, which are entered when nothing else is left to enter."""
     while (level or wide) and len(reached_ids) < len(wanted) and len(passed_ids) < _MOST_NAMED:
-        reads_wide = not level
+        reads_wide = not level  # only when nothing else is left to enter
         if reads_wide:
             level = _take_smallest(wide)
         below = dict[int, object]()
@@ -180,10 +185,10 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
 
 
 def _put_wide_aside(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
-    """Add the containers of many items to ``wide``, and return the other objects."""
+    """Add the containers of very many items to ``wide``, and return all other items."""
     containers = of_types(CONTAINER_TYPES, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.
-    are_wide = list(map(_WIDE.__lt__, map(len, containers)))
+    are_wide = list(map(_MOST_ITEMS_AT_ONCE.__lt__, map(len, containers)))
     if True not in are_wide:
         return items
     wide_here = list(compress(containers, are_wide))
@@ -192,7 +197,9 @@ def _put_wide_aside(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
 
 
 def _take_smallest(containers: list[Any]) -> list[Any]:
-    """Take the smallest containers out of a list, one at least, and return them."""
+    """Remove the smallest containers from a list, and return them: as many as have
+    ``_MOST_TOGETHER`` items together, but at least one.
+    """
     containers.sort(key=len, reverse=True)
     smallest = [containers.pop()]
     number_of_items = len(smallest[0])
@@ -203,8 +210,9 @@ def _take_smallest(containers: list[Any]) -> list[Any]:
 
 
 class _EnteredTypes:
-    """The types of objects whose items and attributes are kept on purpose if the object is: of
-    containers, and of classes that users or libraries have defined.
+    """Decides from the types of objects which ones are entered: containers, and instances of
+    classes that users or libraries have defined. Their items and attributes are kept on purpose if
+    they are.
     """
 
     def __init__(self) -> None:
@@ -214,7 +222,7 @@ class _EnteredTypes:
         """Identities of the types of which objects are entered."""
 
     def of_entered_types(self, items: Sequence[Any]) -> list[Any]:
-        """Return the objects that are to be entered."""
+        """Return the items that are entered."""
         batch = Batch(items)
         examples = batch.one_of_each(batch.types - self._examined)
         for type_id, example in examples.items():
@@ -229,14 +237,14 @@ def _is_plain_object(item: object) -> bool:
     """Return True for an instance of a class that users or libraries have defined."""
     if is_atom(item) or is_instance(item, type) or is_instance(item, BaseException):
         return False
-    return module_of(item).partition(".")[0] not in _OF_PYTHON
+    return module_of(item).partition(".")[0] not in _MODULES_OF_PYTHON
 
 
 def count_named(
     sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]
 ) -> None:
-    """Count the memory that names lead to by items and attributes: it is kept on purpose, and not
-    listed as memory without a name.
+    """Count the memory to which names lead by items and attributes. It is kept on purpose, so it is
+    not listed as memory without a name.
 
     Args:
         sizes: counts it; has measured everything that is listed elsewhere.
@@ -255,8 +263,8 @@ def count_named(
 
 
 def _users_places(heap: Heap) -> Iterator[Any]:
-    """Yield the user's functions, their caches, the user's generators, and all errors that have a
-    traceback.
+    """Yield the user's functions and their caches, the user's generators, and all errors that have
+    a traceback: an error may have frames of the user's code.
     """
     functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))
@@ -274,8 +282,10 @@ def _users_places(heap: Heap) -> Iterator[Any]:
     yield from with_tracebacks(heap.instances(BaseException))
 
 
-def _contents(place: Any) -> list[object]:
-    """Return the objects that a function, a cache, a generator or an error keeps."""
+def _contents_of_place(place: Any) -> list[object]:
+    """Return the objects that a function, a cache, a generator or an error keeps: default arguments
+    and closure variables, cached results, local variables.
+    """
     if is_instance(place, BaseException):
         values = list[object]()
         for frame in frames_of(place):

@@ -1,5 +1,5 @@
 """Finds the names that hold the memory that each run of some code adds: ``history``, if each run
-appends to it.
+appends a tensor to it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def holders_of_growth(
     runs: int,
     array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
 ) -> list[GrowthHolder]:
-    """Return the names that grew in each of the last runs, the largest first, and then the arrays
-    without a name, as far as they are a relevant share of a device's growth.
+    """Return the holders of the memory that each of the last runs has added to a device: first the
+    names that have grown, the largest first, then the arrays without a name. Holders of a small
+    share are left out.
 
     Args:
         growth: the growth of the device.
@@ -56,20 +57,24 @@ def holders_of_growth(
     """
     names_before, unnamed_before = before
     names_now, unnamed_now = now
-    least = growth.least_bytes * LEAST_SHARE
-    grown = _grown_names(names_before, names_now, growth.device, least, runs)
+    least_bytes_per_run = growth.least_bytes * LEAST_SHARE
+    sizes_and_names = _grown_names(
+        names_before, names_now, growth.device, least_bytes_per_run, runs
+    )
     added_bytes, new_arrays = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
     array_holders = list[ArrayHolder]()
-    if added_bytes >= least * runs:
+    if added_bytes >= least_bytes_per_run * runs:
         array_holders = array_holders_of(new_arrays)
-    grown_names = {row.name for _, row in grown}
+    grown_names = {row.name for _, row in sizes_and_names}
     paths = _paths_to_arrays(new_arrays, array_holders, grown_names)
-    holders = [GrowthHolder(size, row, paths.of_names.get(row.name, "")) for size, row in grown]
+    holders = [
+        GrowthHolder(size, row, paths.of_names.get(row.name, "")) for size, row in sizes_and_names
+    ]
     named_bytes = sum(holder.bytes_per_run for holder in holders)
     # Names may hold some of these arrays, too.
     most_unnamed_bytes = growth.most_bytes - named_bytes
     unnamed_bytes = min((added_bytes - paths.counted_bytes) // runs, most_unnamed_bytes)
-    if unnamed_bytes >= least:
+    if unnamed_bytes >= least_bytes_per_run:
         holders.append(GrowthHolder(unnamed_bytes, None, paths.of_unnamed))
     return holders
 
@@ -92,7 +97,8 @@ def _paths_to_arrays(
     array_holders: Sequence[ArrayHolder],
     grown_names: Container[str],
 ) -> _PathsToArrays:
-    """Return the references that lead to new arrays, by what holds each of them.
+    """Return the references that lead to new arrays: from names that have grown, or from anything
+    else.
 
     Args:
         arrays: the arrays, the largest first.
@@ -114,23 +120,23 @@ def _paths_to_arrays(
 def _grown_names(
     before: LargestNames, now: LargestNames, device: str, least: float, runs: int
 ) -> list[tuple[int, NamedSize]]:
-    """Return the names that grew by at least ``least`` bytes in each run, the largest first, each
-    with its bytes for one run.
+    """Return the names that grew by at least ``least`` bytes in each run, the largest first. Each
+    comes with its bytes for one run.
     """
     bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
-    grown = []
+    sizes_and_names = []
     for row in now.names:
         growth = row.device_bytes.get(device, 0) - bytes_before.get(row.name, 0)
         if growth >= least * runs:
-            grown.append((growth // runs, row))
-    return sorted(grown, key=itemgetter(0), reverse=True)
+            sizes_and_names.append((growth // runs, row))
+    return sorted(sizes_and_names, key=itemgetter(0), reverse=True)
 
 
 def _grown_unnamed(
     before: Inventory, now: Inventory, device: str
 ) -> tuple[int, list[TensorRecord]]:
-    """Return the growth of a device's arrays without a name, and the new arrays among them, the
-    largest first.
+    """Return the bytes that arrays without a name have grown by on a device, and the new ones among
+    them, the largest first.
     """
     bytes_before = before.device_bytes.get(device, 0)
     growth = now.device_bytes.get(device, 0) - bytes_before

@@ -1,6 +1,7 @@
 """Sorts the holders of many objects into rows, each with the line that frees its objects.
 
-Of a model, the list ``runs`` may hold two layers, and ``app.head`` another: these are two rows.
+After ``runs = [model.fc1, model.fc2]`` and ``app.head = model.head``, ``%gpumem why model`` has two
+rows: the list with two objects, and ``app.head`` with one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import by_identity, container_base
 from ipygpumem.heap.holders.backward import BackwardSearch
@@ -44,7 +45,8 @@ Groups = dict[Holder, set[NodeKey]]
 
 @dataclass
 class _Place:
-    """A container or object that refers to some of a row's objects.
+    """A container or object that refers to some of a row's objects: the list ``runs`` to two
+    layers.
 
     Attributes:
         chain: the objects from the root to it.
@@ -57,7 +59,7 @@ class _Place:
 
 @dataclass
 class _Row:
-    """One holder, with the advice for one object and for several, and the objects that it holds.
+    """The objects that one root holds, and the holder to name for one of them or for all.
 
     Attributes:
         root: the name, module or thread at which the paths to the objects begin.
@@ -81,14 +83,18 @@ class _Row:
     has_unwritten: bool = False
 
     def add(self, key: NodeKey, steps: Sequence[object]) -> None:
-        """Add an object, to which the root leads by the steps: the last of them is the object."""
+        """Add an object. The steps are the objects from the root's to this one, which is the
+        last.
+        """
         self.keys.add(key)
         if len(steps) > 1:
             place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
             place.items[id(steps[-1])] = steps[-1]
 
     def add_further(self, key: NodeKey, found_chain: FoundChain) -> None:
-        """Add the places of the further items by which a holder leads to an object."""
+        """Add the places of an object in further items of its holder: ``runs[4]``, if ``runs[1]``
+        is the same object.
+        """
         _, *further_steps = found_chain.steps_through_items()
         for steps in further_steps:
             self.add(key, steps)
@@ -100,7 +106,7 @@ class _Row:
         return [place.chain for place in self.places.values()]
 
     def holder(self, cuts_of_all: Sequence[Cut]) -> Holder:
-        """Return the holder with the number of its references.
+        """Return the holder of the row's objects, with the line that removes all of them.
 
         Args:
             cuts_of_all: the references to all objects; none if the advice for several is meant.
@@ -121,14 +127,14 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Deletion:
-    """A line that deletes the variables of an object around the objects of a row.
+    """A line such as ``del runs`` that deletes the object around those of a row.
 
     Attributes:
         position: the row's position among all rows.
         row: the row.
         item: the object whose variables it deletes.
-        on_the_way: this object and those in it that lead to the row's objects: each keeps these
-            alive if it has further holders.
+        on_the_way: this object and those in it that lead to the row's objects: if one of them has
+            further holders, it keeps the row's objects alive.
     """
 
     position: int
@@ -137,8 +143,26 @@ class _Deletion:
     on_the_way: Sequence[object]
 
 
+class _OtherWays(NamedTuple):
+    """The ways from other holders to the objects that a line is to free."""
+
+    ways: list[Way]
+    number_unwritten: int
+    """Number of further ways, which are too many to write."""
+
+
+class _HoldersOfWay(NamedTuple):
+    """The holder at the end of a way: ``box["x"]``."""
+
+    of_single: Holder
+    """With the line that frees one object: ``del box["x"]``."""
+    of_many: Holder
+    """With the line that frees several objects: ``del box``."""
+
+
 class HolderRows:
-    """The rows of holders, by their roots: one for each place in which a root holds an object.
+    """The rows of holders. Each root has one row, or more if it leads to the same object in several
+    ways.
 
     Args:
         search: has searched for all holders of the objects.
@@ -175,8 +199,11 @@ class HolderRows:
         """Objects around the objects asked for, by the line that deletes all variables of each."""
 
     def add(self, key: NodeKey, items: Sequence[object]) -> None:
-        """Add the holders of a node; ``items`` are its object, and objects that show its memory,
-        too.
+        """Add the holders of a node.
+
+        Args:
+            key: the node.
+            items: its object, and other objects that show its memory.
         """
         self._asked.update(map(id, items))
         chains = self._chains.chains_to(items) or self._unnamed_chain(items)
@@ -194,7 +221,9 @@ class HolderRows:
                     self._add_neighbours(row, steps)
 
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
-        """Return a chain from an object to which nothing visible refers, if there is one."""
+        """Return a chain, in a list, from an object to which nothing visible refers: only C code
+        keeps it. Return nothing if there is no such chain.
+        """
         for item in items:
             chain_down = self._search.graph.chain(item, self._search.ways_from_unheld)
             if chain_down is not None:
@@ -203,7 +232,9 @@ class HolderRows:
         return []
 
     def groups(self) -> dict[Holder, set[NodeKey]]:
-        """Return the nodes that each holder keeps alive; variables first."""
+        """Return the nodes by the holder that keeps them alive. Variables come first, because their
+        lines are the simplest.
+        """
         rows = sorted(chain.from_iterable(self._by_root.values()), key=_is_no_variable)
         holders = list[Holder]()
         for row in rows:
@@ -218,9 +249,10 @@ class HolderRows:
         return groups
 
     def _with_other_places(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[Holder]:
-        """Return the holders of rows; a line that deletes an object removes it from all places.
+        """Return the holders of rows. If a line deletes an object that has further holders, its row
+        names these, too, and the line removes the object from all of them.
 
-        ``del df`` frees no column of the frame if ``app.df`` is the frame, too.
+        ``del df`` alone frees no column of the frame if ``app.df`` is the frame, too.
         """
         complete = list(holders)
         deletions = self._deletions(rows, holders)
@@ -233,18 +265,20 @@ class HolderRows:
             complete[position] = holder
         deletions = [deletion for deletion in deletions if deletion.position not in emptied]
         for deletion in deletions:
-            ways, unwritten = self._other_ways(deletion, deletions)
-            if ways:
+            other = self._other_ways(deletion, deletions)
+            if other.ways:
                 of_deletion = Way(holders[deletion.position])
-                complete[deletion.position] = joined([of_deletion, *ways], unwritten).holder
+                all_ways = joined([of_deletion, *other.ways], other.number_unwritten)
+                complete[deletion.position] = all_ways.holder
         return complete
 
     def _emptied_instead(self, deletions: Sequence[_Deletion]) -> dict[int, Holder]:
-        """Return for each container that has other holders, by the position of its row, the holder
-        whose line takes the items out of it instead of deleting it.
+        """Return the holders of the rows whose line takes the objects out of a container, because
+        deleting the container would not free them: it has other holders. They are by the position
+        of the row.
 
-        Such a container stays, so it may be a further holder of what another line deletes: then
-        that one is examined again.
+        Such a container stays, so it may be a further holder of an object that another line
+        deletes: then that line is examined again.
         """
         remaining = list(deletions)
         emptied = dict[int, Holder]()
@@ -252,8 +286,8 @@ class HolderRows:
         while has_changed:
             has_changed = False
             for deletion in list(remaining):
-                ways, _ = self._other_ways(deletion, remaining)
-                if not ways or not _is_container(deletion.item):
+                other = self._other_ways(deletion, remaining)
+                if not other.ways or not _is_container(deletion.item):
                     continue
                 cuts = self._cuts_of(deletion.row)
                 line = statement_of(cuts)
@@ -265,7 +299,9 @@ class HolderRows:
         return emptied
 
     def _deletions(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[_Deletion]:
-        """Return the rows whose lines delete an object around the ones that were asked for."""
+        """Return the deletions among the lines of rows: those that delete an object around the
+        objects that were asked for.
+        """
         deletions = list[_Deletion]()
         for position, (row, holder) in enumerate(zip(rows, holders, strict=True)):
             item = self._items_by_deletion.get(holder.remedy.line)
@@ -278,13 +314,10 @@ class HolderRows:
             deletions.append(_Deletion(position, row, item, list(on_the_way.values())))
         return deletions
 
-    def _other_ways(
-        self, deletion: _Deletion, deletions: Sequence[_Deletion]
-    ) -> tuple[list[Way], int]:
-        """Return the ways from other holders to the objects of a deletion, and the number of ways
-        that are too many to write.
+    def _other_ways(self, deletion: _Deletion, deletions: Sequence[_Deletion]) -> _OtherWays:
+        """Return the ways from other holders to the objects of a deletion.
 
-        Its variables are no other holders, nor are objects that the lines of deletions delete.
+        The variables that it deletes are no other holders, nor are objects that a deletion deletes.
 
         Args:
             deletion: the deletion.
@@ -292,7 +325,7 @@ class HolderRows:
         """
         deleted_ids = {id(each.item) for each in deletions}
         ways = list[Way]()
-        unwritten = 0
+        number_unwritten = 0
         for item in deletion.on_the_way:
             for found_chain in self._chains.chains_to([item]):
                 steps = found_chain.steps
@@ -300,14 +333,14 @@ class HolderRows:
                 if is_of_variable or not deleted_ids.isdisjoint(map(id, steps[:-1])):
                     continue
                 if len(ways) >= _MOST_APART or found_chain.many_items:
-                    unwritten += 1
+                    number_unwritten += 1
                 else:
                     ways += self._ways_through(found_chain)
-        return ways, unwritten
+        return _OtherWays(ways, number_unwritten)
 
     def _ways_through(self, found_chain: FoundChain) -> list[Way]:
-        """Return the ways through all items by which a holder leads to an object: one way, if one
-        line removes all of them.
+        """Return the ways through all items by which a holder leads to an object; one way, if one
+        line removes all of these items.
         """
         root = found_chain.roots[0]
         to_holder = found_chain.to_holder
@@ -321,7 +354,9 @@ class HolderRows:
         return HolderWays(to_holder[-1], ways, items).one_way_if_possible()
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
-        """Return the references to all objects of a row; none if one of them has no line."""
+        """Return the references to all objects of a row; none if one of them cannot be removed by a
+        line.
+        """
         if row.has_unwritten:
             return []
         cuts = list[Cut]()
@@ -333,8 +368,9 @@ class HolderRows:
         return cuts
 
     def _cuts_of_place(self, root: Root, place: _Place) -> list[Cut]:
-        """Return the references from one place to a row's objects: by one statement for all, or if
-        there is none, and they are few, by one for each; none if one of them has no line.
+        """Return the references from one place to a row's objects; none if one of them cannot be
+        removed by a line. One statement may remove all of them (``runs.clear()``); otherwise each
+        has its own, if they are few.
         """
         items = list(place.items.values())
         cuts = self._writer.cuts_of_items(root, place.chain, items)
@@ -353,8 +389,9 @@ class HolderRows:
     ) -> _Row | None:
         """Return the row to which to add a node; None if the root has too many rows.
 
-        Each row has one way to each of its objects: a second way from the same root goes into its
-        second row. It goes into a row with the object if one line deletes the object on both ways.
+        Each row has one way to each of its objects: a second way from the same root goes into the
+        root's second row. Only if one line deletes the object on both ways, it is added to the row
+        of the first.
 
         Args:
             key: the node.
@@ -379,8 +416,8 @@ class HolderRows:
         return new_row
 
     def _new_row(self, roots: Sequence[Root], steps: Sequence[object], references: int) -> _Row:
-        """Return the row of one way to a node, without the node; the arguments are those of
-        ``_row_for``.
+        """Return the row of one way to a node, to which the node is not yet added. The arguments
+        are those of ``_row_for``.
         """
         way = self._way(roots[0], steps)
         of_single, of_many = self._holders_of_way(way, roots, steps, references)
@@ -391,8 +428,8 @@ class HolderRows:
         return _Row(roots[0], of_single, of_many, references - 1, is_whole)
 
     def _way(self, root: Root, steps: Sequence[object]) -> Way:
-        """Return the way to an object. If it is a part of a model or optimizer that has no line,
-        the line is that for the whole: ``del jobs["opt"]``.
+        """Return the way to an object. A part of a model or optimizer may have no line of its own:
+        then the line is that for the whole, such as ``del jobs["opt"]``.
         """
         way = self._writer.way(root, steps)
         if way.holder.remedy.text:
@@ -406,30 +443,44 @@ class HolderRows:
 
     def _holders_of_way(
         self, way: Way, roots: Sequence[Root], steps: Sequence[object], references: int
-    ) -> tuple[Holder, Holder]:
-        """Return the holder with the line that frees one object, and with the line for several.
+    ) -> _HoldersOfWay:
+        """Return the holder at the end of a way, with the lines for one object and for several.
 
-        Of ``box["x"]``, the line for one is ``del box["x"]``, and that for the whole box ``del
-        box``. The second frees several objects, or one if the box has nothing else to keep.
+        The lines differ only if the object at the start is a container that may have further items,
+        which its user may want to keep. The arguments are those of ``_row_for``.
         """
         first = steps[0]
-        may_delete = self._may_delete(first)
-        of_whole = _with_names(way.holder, roots, first, may_delete=may_delete)
-        if len(steps) > 1 and of_whole.remedy.deletes:
-            self._items_by_deletion[of_whole.remedy.line] = first
-        if of_whole.remedy != way.holder.remedy and _may_have_other_data(first):
-            self._removed_objects[id(first)] = first
-            remedy = replace(of_whole.remedy, cuts=_cuts_of_variables(roots, first))
-            of_whole = replace(of_whole, remedy=remedy)
+        of_whole = self._holder_of_whole(way, roots, steps)
         if self._is_deleted_as_a_whole(steps, references):
-            return of_whole, of_whole
+            return _HoldersOfWay(of_whole, of_whole)
         of_single = _with_names(way.holder, roots[:1], first, may_delete=False)
         is_whole = _is_whole_of_torch(first) or is_instance(first, type)
         if not of_single.remedy.text and is_whole:
-            return of_whole, of_whole
+            return _HoldersOfWay(of_whole, of_whole)  # no line removes a part of it
         if not _is_container(first):
-            return of_single, of_single
-        return of_single, of_whole
+            return _HoldersOfWay(of_single, of_single)
+        return _HoldersOfWay(of_single, of_whole)
+
+    def _holder_of_whole(self, way: Way, roots: Sequence[Root], steps: Sequence[object]) -> Holder:
+        """Return the holder at the end of a way, with the line that deletes the object at its start
+        if that may be deleted. Note this object for questions about the line.
+
+        Args:
+            way: the way.
+            roots: the roots that refer to the first object of the steps.
+            steps: the objects from there to the node's object.
+        """
+        first = steps[0]
+        of_whole = _with_names(way.holder, roots, first, may_delete=self._may_delete(first))
+        if len(steps) > 1 and of_whole.remedy.deletes:
+            # Does the object have further holders? ``_with_other_places`` searches for them.
+            self._items_by_deletion[of_whole.remedy.line] = first
+        if of_whole.remedy != way.holder.remedy and _may_have_other_data(first):
+            # Does the line drop other data? ``ownership.py`` asks that.
+            self._removed_objects[id(first)] = first
+            remedy = replace(of_whole.remedy, cuts=_cuts_of_variables(roots, first))
+            of_whole = replace(of_whole, remedy=remedy)
+        return of_whole
 
     def _may_delete(self, item: object) -> bool:
         """Return True if deleting the variables of an object may free it."""
@@ -441,20 +492,24 @@ class HolderRows:
         return all(root.rank is not Rank.IPYTHON for root in roots)
 
     def _is_deleted_as_a_whole(self, steps: Sequence[object], references: int) -> bool:
-        """Return True if an object has nothing that its user may want to keep.
+        """Return True if a line may delete an object as a whole, because its user cannot want to
+        keep anything in it but the objects that were asked about.
 
         Args:
             steps: the chain from it to an object that was asked about.
             references: number of its references to that object.
         """
         first = steps[0]
-        if len(steps) == 1 or (self._is_name and not _may_hold_more(first)):
+        if len(steps) == 1:
+            return True  # it was asked about itself
+        if self._is_name and not _may_hold_more(first):
             return True
+        # All items of the container are the object, as in ``runs = [x] * 3``.
         return references > 1 and _is_container(first) and references == _number_of_items(first)
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
-        """Add the objects of a container that were not searched: it may hold many more than the one
-        that was.
+        """Add the other objects of a container to a row. Of a list of 10,000 tensors, the holders
+        of 2,000 were searched: the list holds the remaining ones, too.
         """
         if not self.without_holder or len(steps) == 1:
             return
@@ -462,16 +517,16 @@ class HolderRows:
         if id(container) in self._with_neighbours:
             return
         self._with_neighbours.add(id(container))
-        references = self._references.of([container]).of_python
-        neighbours = {id(item): item for item in references if id(item) in self.without_holder}
+        referents = self._references.of([container]).of_python
+        neighbours = {id(item): item for item in referents if id(item) in self.without_holder}
         for key, item in neighbours.items():
             row.add(key, (*steps[:-1], item))
         self.without_holder -= neighbours.keys()
 
 
 def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
-    """Return references on a chain, with the further ones from each owner to the same object: a
-    list may have a tuple twice that an object is in.
+    """Return references on a chain, with the further references from each owner to the same object:
+    a list may refer twice to the tuple in which an object is.
     """
     objects = by_identity(steps)
     with_repeated = list[Cut]()
@@ -484,10 +539,11 @@ def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
 
 
 def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
-    """Return the steps to an object, with the number of references that they stand for.
+    """Return the chains of steps to an object, each with the number of references for which it
+    stands.
 
-    Through an object, these are one chain for each attribute that leads there. Through a container,
-    it is the chain through its first item, which stands for all, such as many views.
+    If an object leads there, there is one chain for each of its attributes. If a container does,
+    there is one chain through its first item, which stands for all: a list may have many views.
     """
     to_holder = found_chain.to_holder
     if to_holder and found_chain.has_all_steps() and _are_attributes(to_holder):
@@ -496,14 +552,16 @@ def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequenc
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
-    """Return True if the last step is an object with attributes, or the dict of these."""
+    """Return True if the last step leads to the next object by an attribute: it is an object, or
+    the dict of its attributes.
+    """
     if not _is_container(steps[-1]):
         return True
     return len(steps) > 1 and instance_dict(steps[-2]) is steps[-1]
 
 
 def _cuts_of_variables(roots: Sequence[Root], item: object) -> tuple[Cut, ...]:
-    """Return the references that a line removes which deletes the variables of an object."""
+    """Return the references that ``del`` removes with the variables of an object."""
     cuts = list[Cut]()
     for root in roots:
         if root.cut is not None and root.rank is Rank.VARIABLE:
@@ -512,13 +570,13 @@ def _cuts_of_variables(roots: Sequence[Root], item: object) -> tuple[Cut, ...]:
 
 
 def _is_no_variable(row: _Row) -> bool:
-    """Return the sort key that puts rows of variables first."""
+    """Return False for the row of a variable: as a sort key, it puts these rows first."""
     return not row.of_single.is_variable
 
 
 def _may_hold_more(item: object) -> bool:
-    """Return True for a container, a user's object, a class or a cached function: what else it
-    holds may be wanted, so that no advice deletes all of it.
+    """Return True for a container, a user's object, a class or a cached function. A user may want
+    to keep the other objects in it, so no line deletes all of it.
     """
     if is_instance(item, type) or is_exactly(item, functools._lru_cache_wrapper):
         return True
@@ -526,15 +584,17 @@ def _may_hold_more(item: object) -> bool:
 
 
 def _may_have_other_data(item: object) -> bool:
-    """Return True for an object that a user may want to keep for what else is in it."""
+    """Return True for an object that keeps other data, too, which its deletion would drop: a
+    container, a function with its default arguments, a module of torch.
+    """
     if _is_container(item) or is_exactly(item, FunctionType, functools.partial):
         return True
     return is_of_library(item, "torch.nn", "Module")
 
 
 def _is_whole_of_torch(item: object) -> bool:
-    """Return True for a torch module or optimizer, whose parts have no line of their own: without
-    one of them it would be broken.
+    """Return True for a torch module or optimizer. It would be broken without one of its parts, so
+    there is no line for a part.
     """
     return is_of_library(item, "torch.nn", "Module") or is_of_library(
         item, "torch.optim", "Optimizer"
@@ -556,7 +616,8 @@ def _is_container(item: object) -> bool:
 
 
 def _with_names(holder: Holder, roots: Sequence[Root], item: object, *, may_delete: bool) -> Holder:
-    """Return a holder with all names that refer to its object directly.
+    """Return a holder whose path lists all names that refer to its object directly, such as
+    ``model, best``; with ``may_delete``, its line deletes them.
 
     Args:
         holder: the path from the first root.
@@ -567,17 +628,17 @@ def _with_names(holder: Holder, roots: Sequence[Root], item: object, *, may_dele
     if may_delete and roots[0].rank is Rank.VARIABLE:
         holder = _with_deletion(holder, roots, item)
     aliases = _aliases(roots)
-    shown = [holder.path, *aliases[:_MOST_ALIASES]]
+    names_shown = [holder.path, *aliases[:_MOST_ALIASES]]
     if len(aliases) > _MOST_ALIASES:
         number = len(aliases) - _MOST_ALIASES
         noun = "name" if number == 1 else "names"
-        shown.append(f"{number} more {noun}")
-    return replace(holder, path=", ".join(shown))
+        names_shown.append(f"{number} more {noun}")
+    return replace(holder, path=", ".join(names_shown))
 
 
 def _with_deletion(holder: Holder, roots: Sequence[Root], item: object) -> Holder:
-    """Return a holder whose line deletes all variables among the roots, and first ends the object
-    if it has to be ended.
+    """Return a holder whose line deletes all variables among the roots: ``del model, best``. An
+    object such as a task is ended first: ``task.cancel(); del task``.
     """
     variables = dict[str, None]()
     for root in roots:
@@ -589,15 +650,16 @@ def _with_deletion(holder: Holder, roots: Sequence[Root], item: object) -> Holde
     ending = ending_of(item)
     if ending:
         statement = f"{next(iter(variables))}.{ending}; {statement}"
-    # Such as a function, whose default arguments are freed only with it.
+    # The line may have been the same before, with known references: that of a function, whose
+    # default arguments are freed only with it.
     is_same = statement == holder.remedy.line
     cuts = holder.remedy.cuts if is_same else ()
     return replace(holder, remedy=Remedy(statement, cuts=cuts))
 
 
 def _aliases(roots: Sequence[Root]) -> list[str]:
-    """Return the other names of the first root's object. IPython keeps an output in further places,
-    which are left out if the output is listed.
+    """Return the other names of the first root's object. IPython keeps an output as ``Out[5]``,
+    ``_5`` and ``_``: if the output itself is listed, the other two are left out.
     """
     has_output = any(root.rank is Rank.PLACE and root.is_output for root in roots)
     aliases = dict[str, None]()

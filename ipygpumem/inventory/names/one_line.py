@@ -1,7 +1,8 @@
-"""Joins the lines for the holders of a name's memory with the one that deletes the name.
+"""Joins the lines that remove a name's object from its other holders with the line that deletes the
+name.
 
-The lines ``del runs[0]`` and ``app.model = None`` become ``del runs[0]; app.model = None; del
-model``.
+``%gpumem why model`` has the rows ``del runs[0]`` and ``app.model = None``. Below the table, it has
+one line to paste: ``del runs[0]; app.model = None; del model``.
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ _MOST_LINES = 5
 
 
 def lines_for_all(ownership: Ownership) -> list[str]:
-    """Return the lines that remove a name's object from all holders in the report and delete the
-    name: one of statements, and one for each output, because no statement can follow a magic.
+    """Return the lines that free all of a name's object: its other holders' lines and the deletion
+    of the name are joined to one line. Each output has a further one, because no statement can
+    follow a magic.
 
-    ``del runs[0]; del model`` and ``%xdel _5`` are an example.
+    For example: ``del runs[0]; del model``, then ``%xdel _5``.
 
     Returns:
-        No lines if no other holder is known, or some may not be, or if one has references that
-        its line does not remove, or no statement that can be joined with another one.
+        No lines if the object has no other holder that is known, or may have further ones; if the
+        line of a holder does not remove all of its references; or if it cannot be joined with
+        another line.
     """
-    size_bytes = ownership.size_bytes
-    parts = [part for part in ownership.held if part.keeps_much_of(size_bytes)]
-    remedies = list(dict.fromkeys(Remedy.of_text(part.holder.advice) for part in parts))
-    if not _names_all_holders(ownership, parts) or not all(map(_can_be_joined, remedies)):
+    large_parts = [part for part in ownership.held if part.keeps_much_of(ownership.size_bytes)]
+    if not _names_all_holders(ownership, large_parts):
+        return []
+    remedies = list(dict.fromkeys(Remedy.of_text(part.holder.advice) for part in large_parts))
+    if not all(map(_can_be_joined, remedies)):
         return []
     outputs = [remedy.deleted_output for remedy in remedies if remedy.deleted_output]
     statements = [remedy.line for remedy in remedies if not remedy.deleted_output]
-    statements = _without_ended(statements)
+    statements = _without_superfluous(statements)
     if not 1 <= len(statements) + len(outputs) <= _MOST_LINES:
         return []
     if _begin_at_same_variable(statements, ownership.name):
@@ -45,11 +49,12 @@ def lines_for_all(ownership: Ownership) -> list[str]:
 
 
 def _names_all_holders(ownership: Ownership, parts: Sequence[HeldPart]) -> bool:
-    """Return True if the lines of the parts remove the object of a name from all holders.
+    """Return True if the parts name everything that keeps a name's object alive, so that their
+    lines and the deletion of the name free it.
 
     Args:
         ownership: the object.
-        parts: the parts that are no small ones.
+        parts: the holders, without those of small parts.
     """
     if not ownership.is_name or not ownership.complete or ownership.has_graph:
         return False
@@ -57,7 +62,9 @@ def _names_all_holders(ownership: Ownership, parts: Sequence[HeldPart]) -> bool:
 
 
 def _can_be_joined(remedy: Remedy) -> bool:
-    """Return True if other lines may follow a remedy: it deletes an output, or is a statement."""
+    """Return True if other lines may follow a remedy, because it is a plain statement or ``%xdel``.
+    Nothing can follow a comment.
+    """
     if remedy.comment:
         return False
     return bool(remedy.deleted_output) or remedy.is_simple
@@ -66,9 +73,9 @@ def _can_be_joined(remedy: Remedy) -> bool:
 def _with_deletion_of_name(
     statements: Sequence[str], outputs: Sequence[str], ownership: Ownership
 ) -> list[str]:
-    """Return the lines with the one that deletes the name, if none of them does that.
+    """Return the lines, with the deletion of the name added if none of them deletes it.
 
-    ``%xdel`` deletes all names of an output's object, so it follows the statements that use them.
+    ``%xdel`` deletes all names of an output's object, so it follows the statements that use these.
 
     Args:
         statements: the statements.
@@ -92,12 +99,10 @@ def _with_deletion_of_name(
     return lines
 
 
-def _without_ended(lines: Sequence[str]) -> list[str]:
-    """Return the lines that are needed if all of them run: no line that only uses variables which
-    other lines delete.
+def _without_superfluous(lines: Sequence[str]) -> list[str]:
+    """Return the lines without those that do nothing once all other lines have run.
 
-    Such a line removes an object from what a variable leads to, as ``model.zero_grad()`` does, and
-    is not needed after ``del model``.
+    ``model.zero_grad()`` removes an object from ``model``. It is superfluous next to ``del model``.
     """
     deleted = set[str]()
     for line in lines:
@@ -117,10 +122,11 @@ def _ends_with(line: str, statement: str) -> bool:
 
 
 def _begin_at_same_variable(lines: Sequence[str], own_name: str) -> bool:
-    """Return True if two lines use the same variable, or one of several lines the name itself.
+    """Return True if two lines use the same variable, or if one of several lines uses the name
+    itself.
 
-    After the first line, the positions and names in the second one could be wrong: ``del rows[0];
-    del rows[1]``.
+    After the first line, positions and names in the second one may be wrong:
+    ``del rows[0]; del rows[1]``.
     """
     used_names = {own_name} if len(lines) > 1 else set[str]()
     for line in lines:
@@ -132,7 +138,9 @@ def _begin_at_same_variable(lines: Sequence[str], own_name: str) -> bool:
 
 
 def _names_in(line: str) -> set[str]:
-    """Return the variables that a line uses and does not bind itself."""
+    """Return the variables that a line uses, without those that it binds itself: in
+    ``for i in 3, 1: del rows[i]``, only ``rows``.
+    """
     used = set[str]()
     bound = set[str]()
     for node in ast.walk(ast.parse(line)):

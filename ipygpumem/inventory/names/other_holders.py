@@ -1,7 +1,8 @@
 """Finds the holders that keep an object's memory alive without its name, and the nodes that each of
 them keeps.
 
-After ``model = Net(); runs = [model.layer]``, the list ``runs`` holds a part of the model.
+After ``model = Net(); runs = [model.layer]``, the list ``runs`` holds a part of the model. A *node*
+is an object, or a piece of memory outside of objects.
 """
 
 from __future__ import annotations
@@ -43,19 +44,20 @@ _GRAPH = Holder("the graph of another tensor", NO_REMEDY)
 
 
 class OtherHolders(NamedTuple):
-    """The holders of an object's memory, without its own name."""
+    """The holders of an object's memory other than its own name."""
 
     groups: Groups
     """The nodes that each holder keeps alive."""
     held_outside: set[NodeKey]
-    """All nodes that are held from outside, those without a known holder included."""
+    """All nodes that something outside holds, also those whose holder is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedObject:
-    """The object whose holders are searched, and what it leads to.
+    """The object whose holders are searched, and everything to which it leads.
 
-    References to the object are counted, so no variable refers to it, only the list ``holding``.
+    References to the object are counted, so no variable of ours refers to it, only the list
+    ``holding``.
 
     Attributes:
         name: the name of the object, or the expression for it.
@@ -74,23 +76,24 @@ class OwnedObject:
         return self.region.reach([id(self.holding[0])])
 
     def held_from_outside(self, references: int) -> set[NodeKey]:
-        """Return the nodes to which something outside the region refers.
+        """Return the nodes to which something outside the object refers.
 
         Args:
-            references: number of references to the object that do not count.
+            references: number of references to the object itself that do not count: those of its
+                name, and ours.
         """
         return self.region.held_from_outside({id(self.holding[0]): references})
 
     def roots_without_ours(self, roots: Roots) -> Roots:
-        """Return the roots for a search that skips our own references to the object."""
-        ours = {id(self.region.objects), id(self.region.folded), id(self.holding)}
-        return replace(roots, hidden=roots.hidden | ours)
+        """Return the roots for a search that does not pass our own references to the object."""
+        our_ids = {id(self.region.objects), id(self.region.folded), id(self.holding)}
+        return replace(roots, hidden=roots.hidden | our_ids)
 
     def roots_outside(self, roots: Roots) -> Roots:
         """Return the roots for a search for other holders.
 
-        It skips our own references to the object, its name, and the references among the objects
-        in it.
+        The search does not pass our own references to the object, its name, or references among the
+        objects in it.
         """
         roots = self.roots_without_ours(roots)
         own_name = self.name if self.is_name else ""
@@ -104,8 +107,8 @@ class OwnedObject:
 def other_holders_of(
     owned: OwnedObject, references: int, reached: Collection[NodeKey], roots: Roots
 ) -> OtherHolders:
-    """Return the other holders of an object. Those of small objects and hidden cycles need no
-    search.
+    """Return the other holders of an object. If it is small, or held only by a cycle in itself,
+    they are known without a search of the heap.
 
     Args:
         owned: the object.
@@ -116,11 +119,11 @@ def other_holders_of(
     region = owned.region
     groups = Groups()
     held_outside = owned.held_from_outside(references).intersection(reached)
-    worth_naming = _worth_naming(region, held_outside, reached)
+    ids_to_name = _ids_to_name(region, held_outside, reached)
     is_small = region.bytes_of(reached).total() < LEAST_BYTES
-    if worth_naming and is_small and not region.may_share:
-        groups[SMALL] = set(worth_naming)
-    elif worth_naming or region.may_share:
+    if ids_to_name and is_small and not region.may_share:
+        groups[SMALL] = set(ids_to_name)
+    elif ids_to_name or region.may_share:
         groups, held_outside = _searched_holders(owned, held_outside, roots)
     cycles = region.in_hidden_cycles()
     if cycles:
@@ -129,8 +132,8 @@ def other_holders_of(
 
 
 def _searched_holders(owned: OwnedObject, held_outside: set[NodeKey], roots: Roots) -> OtherHolders:
-    """Search the heap for the holders of an object, also of memory that autograd graphs or objects
-    elsewhere share.
+    """Search the heap for the holders of an object, also for those of memory that it shares with
+    autograd graphs or with objects elsewhere.
 
     Args:
         owned: the object.
@@ -141,20 +144,20 @@ def _searched_holders(owned: OwnedObject, held_outside: set[NodeKey], roots: Roo
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
     shared = partners(region, heap, held_outside)
     held_outside = held_outside | _saved_by_graphs(region, shared)
-    worth_naming = _worth_naming(region, held_outside, owned.reached())
+    ids_to_name = _ids_to_name(region, held_outside, owned.reached())
     outside = owned.roots_outside(roots)
     held_nodes = _HeldNodes(region, shared, heap, outside)
-    groups = held_nodes.by_holder(worth_naming, is_name=owned.is_name)
+    groups = held_nodes.by_holder(ids_to_name, is_name=owned.is_name)
     if owned.is_name:
-        groups = _ended_by_name(groups, target_of(owned.name), owned.holding[0], roots)
+        groups = _with_ending_by_name(groups, target_of(owned.name), owned.holding[0], roots)
     of_segments = _shared_segments(region, groups, heap, owned.roots_without_ours(roots))
     heap.drop()
     return OtherHolders({**of_segments, **groups}, held_outside)
 
 
 def _hidden_cycle(owned: OwnedObject, cycles: set[int]) -> Holder:
-    """Return the holder of arrays that lead to themselves, with the lines that end the cycles if
-    the object has a name.
+    """Return the holder of arrays of objects that lead to themselves, which the collector cannot
+    free. If the object has a name, the line ends the cycles.
     """
     if not owned.is_name:
         return HIDDEN_CYCLE
@@ -166,30 +169,38 @@ def _hidden_cycle(owned: OwnedObject, cycles: set[int]) -> Holder:
     return replace(HIDDEN_CYCLE, remedy=Remedy("; ".join(lines)))
 
 
-def _worth_naming(
+def _ids_to_name(
     region: Region, held_outside: set[NodeKey], reached: Collection[NodeKey]
 ) -> set[int]:
-    """Return the objects held from outside, without small parts of what is ``reached``, such as a
-    dtype. Storages are named by the objects that show them.
+    """Return the objects held from outside whose holders are worth a row, by identity: no small
+    parts, such as a dtype. Storages are missing, because the objects that show them have the same
+    holders.
+
+    Args:
+        region: has read the object.
+        held_outside: the nodes held from outside.
+        reached: the nodes to which the object leads.
     """
-    held = {key for key in held_outside if isinstance(key, int)}
-    if len(held) > _MOST_SEARCHED:
-        return held
-    atoms = {key for key in held if is_atom(region.objects[key])}
+    held_ids = {key for key in held_outside if isinstance(key, int)}
+    if len(held_ids) > _MOST_SEARCHED:
+        return held_ids  # measuring each would take too long
+    atoms = {key for key in held_ids if is_atom(region.objects[key])}
     if region.bytes_of(atoms).total() < LEAST_BYTES:
-        held -= atoms  # constants, such as names of attributes
-    least = LEAST_SHARE * region.bytes_of(reached).total()
-    large = set[int]()
-    for key in held:
+        held_ids -= atoms  # constants, such as names of attributes
+    least_bytes = LEAST_SHARE * region.bytes_of(reached).total()
+    large_ids = set[int]()
+    for key in held_ids:
         size = region.bytes_of(region.reach([key])).total()
         # Many small parts may be large together: a list of 1,000 tensors.
-        if size * len(held) >= least:
-            large.add(key)
-    return large
+        if size * len(held_ids) >= least_bytes:
+            large_ids.add(key)
+    return large_ids
 
 
 def _roots_without_name(name: str, root_of: RootOf) -> RootOf:
-    """Return a function that names the roots of a namespace, except a name itself."""
+    """Return ``root_of``, but for one name of the notebook, for which it returns None: the name
+    itself is no other holder.
+    """
     text = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
 
     def root_of_another(key: object) -> Root | None:
@@ -201,10 +212,16 @@ def _roots_without_name(name: str, root_of: RootOf) -> RootOf:
     return root_of_another
 
 
-def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> Groups:
-    """Return the groups of a name's object, which is ended by its name if it has to be.
+def _with_ending_by_name(groups: Groups, target: str, item: object, roots: Roots) -> Groups:
+    """Return the groups, with the line that ends the object by its name if it has to be ended:
+    ``w.close(); del w`` for a widget in a registry, ``task.cancel(); del task`` for a pending task
+    that the event loop keeps.
 
-    The event loop keeps a pending task, and a registry a widget: a user writes ``w.close()``.
+    Args:
+        groups: the nodes by holder.
+        target: the code of the name.
+        item: the object.
+        roots: the names and objects from which the user can reach objects.
     """
     root = roots.registered.get(id(item))
     ending = ending_of(item)
@@ -224,7 +241,9 @@ def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> G
 
 
 def _saved_by_graphs(region: Region, shared: Partners) -> set[int]:
-    """Return the tensors that a graph from outside has saved: each is its own partner."""
+    """Return the identities of the tensors that a graph from outside has saved. Such a tensor is
+    its own partner: the graph's memory is shown by no other object.
+    """
     saved = set[int]()
     for key in region.objects.keys() & shared.keys():
         for _, sharers in shared[key]:
@@ -234,7 +253,8 @@ def _saved_by_graphs(region: Region, shared: Partners) -> set[int]:
 
 
 class _HeldNodes:
-    """Groups nodes of a region that something outside keeps alive by their holders.
+    """Finds the holders of the nodes that something outside keeps alive, and groups the nodes by
+    holder.
 
     Args:
         region: the objects to which a name leads.
@@ -250,7 +270,8 @@ class _HeldNodes:
         self._roots = roots
 
     def by_holder(self, held: set[int], *, is_name: bool) -> Groups:
-        """Return the held nodes, and the memory that partners share, by holder; variables first.
+        """Return the held nodes by their holder, with the memory that objects elsewhere share;
+        variables come first.
 
         Args:
             held: the objects to which something outside refers: each is a node.
@@ -259,19 +280,22 @@ class _HeldNodes:
         nearest_first = [key for key in self._region.objects if key in held]
         too_many = nearest_first[_MOST_SEARCHED:]
         objects_by_node = self._objects_to_search(nearest_first[:_MOST_SEARCHED])
+        # 1. Holders that Python objects are: lists, attributes, variables.
         targets = list(chain.from_iterable(objects_by_node.values()))
         search = BackwardSearch(targets, self._heap, self._roots, for_all=True)
         rows = HolderRows(search, self._roots, too_many, is_name=is_name)
         for key, items in objects_by_node.items():
             rows.add(key, items)
         groups = rows.groups()
-        without_holder = rows.without_holder
+        # 2. Autograd graphs, which keep tensors in C++.
         sharers = self._tensors_of_partners()
         in_graphs = self._region.held_in_torch(sharers)
         in_graphs |= _saved_by_graphs(self._region, self._shared)
-        in_graphs_too = in_graphs.intersection(held) - without_holder
-        without_holder -= self._add_tensors_of_graphs(groups, without_holder)
+        in_graphs_too = in_graphs.intersection(held) - rows.without_holder
+        of_graphs = self._add_tensors_of_graphs(groups, rows.without_holder)
+        without_holder = rows.without_holder - of_graphs
         self._add_graphs_of_held_tensors(groups, in_graphs_too, sharers)
+        # 3. Words for the remaining nodes: the search ended before it knew, or has found nothing.
         not_reached = without_holder
         if not search.is_limited:
             not_reached = without_holder.intersection(too_many)
@@ -282,8 +306,8 @@ class _HeldNodes:
         return groups
 
     def _objects_to_search(self, held: Sequence[int]) -> dict[NodeKey, Sequence[object]]:
-        """Return the objects whose holders keep each node alive: the node's own object, and objects
-        elsewhere that show its memory.
+        """Return, for each node, the objects whose holders keep it alive: its own object, and
+        objects elsewhere that show its memory.
 
         Args:
             held: the objects to which something outside refers.
@@ -317,11 +341,11 @@ class _HeldNodes:
         return list(tensors.values())
 
     def _add_tensors_of_graphs(self, groups: Groups, nodes: set[NodeKey]) -> set[NodeKey]:
-        """Add the holders of the tensors among the nodes, which only autograd keeps, to the groups;
-        return these tensors.
+        """Add the holders of the tensors among the nodes that only autograd keeps to the groups.
+        Return the tensors among the nodes.
 
-        A tensor counts as one of these if only its storage is held from outside. Such a storage may
-        be in the groups with another tensor: ``rows[:10]`` with ``rows``.
+        Only the storage of such a tensor is held from outside. The storage may be in the groups
+        already, with another tensor: that of ``rows[:10]`` with ``rows``.
         """
         tensors = _tensor_nodes_by_storage(self._region, nodes)
         grouped = set(chain.from_iterable(groups.values()))
@@ -335,7 +359,8 @@ class _HeldNodes:
     def _add_graphs_of_held_tensors(
         self, groups: Groups, nodes: set[int], sharers: Sequence[Any]
     ) -> None:
-        """Add the graphs that keep the tensors among the nodes, which have Python holders, too.
+        """Add the graphs that keep the tensors among the nodes to the groups; Python objects hold
+        these tensors, too.
 
         Args:
             groups: the groups so far.
@@ -368,8 +393,8 @@ def _tensor_nodes_by_storage(
 
 
 def _shared_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Groups:
-    """Return the shared memory, which stays until it is unlinked, and the line that frees it after
-    all views of it.
+    """Return the groups of shared memory, which stays until it is unlinked. The line deletes all
+    views of it, and then unlinks it: ``del view; segment.close(); segment.unlink()``.
     """
     of_segments = Groups()
     shared = segments(list(region.objects.values()))

@@ -1,8 +1,8 @@
-"""Computes the memory that deleting a name would free, and the lines that free the other memory
-behind its object.
+"""Computes the memory that deleting a name would free, and the lines that free the rest of its
+object's memory.
 
-Deleting ``model`` frees nothing of the layer that ``runs[0]`` refers to, too: this takes ``del
-runs[0]``.
+After ``runs = [model.layer]``, ``del model`` frees nothing of the layer: this takes
+``del runs[0]``, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ipygpumem.inventory.names.other_holders import (
     other_holders_of,
 )
 from ipygpumem.inventory.names.top import notes_on
-from ipygpumem.inventory.rows.dropped_data import OtherData
+from ipygpumem.inventory.rows.other_data import OtherData
 from ipygpumem.records import Record, ReferencePath
 
 _LEAST_DROPPED_BYTES = 1 << 16
@@ -44,7 +44,7 @@ _ALL_LINES = "all lines"
 
 @dataclass(frozen=True)
 class HeldPart(Record):
-    """Memory behind a name that something else keeps alive too."""
+    """Memory behind a name that another holder keeps alive, too."""
 
     holder: ReferencePath
     """The holder of the largest object; ``advice`` is the line that frees it."""
@@ -63,8 +63,8 @@ class HeldPart(Record):
         return sum(self.device_bytes.values())
 
     def keeps_much_of(self, size_bytes: int) -> bool:
-        """Return True if the line of all holders must contain this one's, to free an object of
-        ``size_bytes``: the holder keeps more than a small part of it alive.
+        """Return True if the holder keeps more than a small part of an object of ``size_bytes``
+        alive. Then the line for all holders must contain this one's.
         """
         return self.size_bytes + self.shared_bytes >= LEAST_SHARE * size_bytes
 
@@ -77,7 +77,7 @@ class HeldPart(Record):
 
 @dataclass(frozen=True)
 class Ownership(Record):
-    """The memory behind an object, the part of it that deleting its name frees, and the other
+    """The memory behind an object: the part that deleting its name frees, and the parts of other
     holders.
     """
 
@@ -136,8 +136,8 @@ class Ownership(Record):
 def ownership_of(
     name: str, holding: list[object], roots: Roots, references: int, *, is_name: bool
 ) -> Ownership:
-    """Return the memory behind an object, the part of it that only its name keeps alive, and the
-    other holders.
+    """Return the memory behind an object: the part that only its name keeps alive, and the parts
+    that other holders keep.
 
     Args:
         name: the name of the object, or the expression for it.
@@ -147,17 +147,20 @@ def ownership_of(
             name.
         is_name: True if the name does not count as a holder.
     """
-    # Only the objects that lines of this report remove.
+    # A record of its own: only the objects that the lines of this report remove.
     roots = replace(roots, lines=replace(roots.lines, removed=RemovedByLines()))
     with undisturbed():
+        # 1. Everything to which the object leads.
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
         owned = OwnedObject(name, is_name, holding, region)
         reached = owned.reached()
+        # 2. The parts that other holders keep. All else is freed with the name.
         other_holders = other_holders_of(owned, references, reached, roots)
         parts = _parts_by_holder(region, other_holders)
         freed = reached - parts.counted
         freed_bytes = region.bytes_of(freed)
+        # 3. The lines that free these parts.
         parts_by_holder = _in_order_of_lines(parts.with_memory())
         device_bytes = Counter(freed_bytes)
         for part in parts_by_holder.values():
@@ -183,8 +186,8 @@ def ownership_of(
 
 
 def _bytes_in_graphs(owned: OwnedObject, freed: Set[NodeKey]) -> int:
-    """Return the bytes of the nodes freed with an object to which it leads through autograd graphs
-    alone.
+    """Return the bytes that are freed with an object, and to which it leads only through autograd
+    graphs: ``detach()`` would free them.
     """
     region = owned.region
     if not region.graph.has_autograd:
@@ -193,9 +196,9 @@ def _bytes_in_graphs(owned: OwnedObject, freed: Set[NodeKey]) -> int:
     return region.bytes_of(freed - without_graphs).total()
 
 
-def _parts_by_holder(region: Region, other_holders: OtherHolders) -> _Parts:
-    """Return the memory that each holder keeps alive."""
-    parts = _Parts(region)
+def _parts_by_holder(region: Region, other_holders: OtherHolders) -> _PartsByHolder:
+    """Return the memory that each holder keeps alive, and that of nodes without a known holder."""
+    parts = _PartsByHolder(region)
     with_holder = set[NodeKey]()
     for holder, keys in other_holders.groups.items():
         parts.add(holder, keys)
@@ -217,10 +220,11 @@ class _AdvisedParts(NamedTuple):
 def _with_remarks(
     parts: Mapping[Holder, HeldPart], size_bytes: int, roots: Roots, holding: Sequence[object]
 ) -> _AdvisedParts:
-    """Return the parts, with a remark on each line that drops other data, such as the rest of a
-    tuple, and the remark on all lines together: several containers may share that data.
+    """Return the parts with a remark on each line that drops other data, such as the other items of
+    a tuple; and the remark on all lines together, which may drop data that several containers
+    share.
 
-    The lines of small parts are not among these.
+    The lines of small parts do not count among "all lines".
 
     Args:
         parts: the parts by their holders.
@@ -241,10 +245,9 @@ def _with_remarks(
 def _other_data(
     cuts: Mapping[str, Sequence[Cut]], roots: Roots, holding: Sequence[object]
 ) -> OtherData:
-    """Return the search for other data that lines drop.
-
-    It has the only references of ours to the objects that the lines remove: further ones, from
-    ``roots`` or from a variable, would count as holders.
+    """Return the search for other data that lines drop. Of our objects, only this search refers to
+    the objects that the lines remove: further references, from ``roots`` or from a variable, would
+    count as holders.
 
     Args:
         cuts: the references that each line removes.
@@ -259,7 +262,7 @@ def _other_data(
 
 
 def _cuts_by_line(parts: Mapping[Holder, HeldPart], size_bytes: int) -> dict[str, Sequence[Cut]]:
-    """Return the references that each line removes, and by ``_ALL_LINES`` the references that all
+    """Return the references that each line removes, by line; and by ``_ALL_LINES`` those that all
     lines remove which free much of an object.
 
     Args:
@@ -279,9 +282,9 @@ def _cuts_by_line(parts: Mapping[Holder, HeldPart], size_bytes: int) -> dict[str
 
 
 def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPart]:
-    """Return the parts in the order in which their lines can be run: the largest part first, but of
-    the parts whose lines delete items of one list, the last item first. The line of an earlier item
-    would move it.
+    """Return the parts in the order in which their lines can be run: the largest first. But of
+    parts whose lines delete items of one list, the last item comes first, because the line of an
+    earlier item would move it.
     """
     holders = sorted(parts, key=lambda holder: parts[holder].size_bytes, reverse=True)
     places_by_list = dict[int, list[int]]()
@@ -293,6 +296,7 @@ def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPar
             if cut.kind in WITH_POSITIONS and place not in deleted_position:
                 places_by_list.setdefault(cut.owner_id, []).append(place)
                 deleted_position[place] = cut.position
+    # Those of one list exchange their places, and the remaining ones stay where they are.
     ordered = list(holders)
     for places in places_by_list.values():
         last_item_first = sorted(places, key=deleted_position.__getitem__, reverse=True)
@@ -301,10 +305,18 @@ def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPar
     return {holder: parts[holder] for holder in ordered}
 
 
-class _Parts:
-    """The memory that each holder keeps alive.
+class _CountedBytes(NamedTuple):
+    """The bytes behind some nodes."""
 
-    Memory that several holders keep alive counts for the first of them.
+    added: Counter[str]
+    """Bytes by device that no earlier part has."""
+    shared_bytes: int
+    """Bytes that earlier parts have, too."""
+
+
+class _PartsByHolder:
+    """Collects the memory that each holder keeps alive. Memory that several holders keep counts for
+    the first of them.
 
     Attributes:
         counted: the nodes of all parts so far.
@@ -316,13 +328,15 @@ class _Parts:
         self._by_holder: dict[Holder, HeldPart] = {}
 
     def add(self, holder: Holder, keys: Collection[NodeKey]) -> None:
-        """Add the memory behind the nodes to which a holder refers."""
+        """Add the memory behind the nodes to which a holder refers. If it is little, it counts as
+        that of small objects.
+        """
         added, shared_bytes = self._count(keys)
         is_shared = shared_bytes >= LEAST_BYTES
         if added.total() >= LEAST_BYTES or is_shared:
             part = HeldPart(holder.record(), len(keys), dict(added), is_shared, shared_bytes)
             self._join(holder, part)
-        else:  # a number that the whole process shares is no reason to delete its holder
+        else:  # a number that the whole process shares is no reason to name its holder
             self._join_small(keys, added)
 
     def add_without_holder(self, keys: Collection[NodeKey]) -> None:
@@ -333,25 +347,25 @@ class _Parts:
         self._join_small(keys, added)
 
     def with_memory(self) -> dict[Holder, HeldPart]:
-        """Return the parts that have memory, or share that of earlier parts, by their holders."""
+        """Return the parts by their holders, without those that have no memory and share none with
+        an earlier part.
+        """
         parts = dict[Holder, HeldPart]()
         for holder, part in self._by_holder.items():
             if part.size_bytes or part.is_shared:
                 parts[holder] = part
         return parts
 
-    def _count(self, keys: Collection[NodeKey]) -> tuple[Counter[str], int]:
-        """Return the bytes behind nodes that no earlier part has, by device, and the number of
-        bytes that earlier parts have, too.
-        """
+    def _count(self, keys: Collection[NodeKey]) -> _CountedBytes:
+        """Count the memory behind nodes: from now on, it is that of an earlier part."""
         reached = self._region.reach(keys)
         shared_bytes = self._region.bytes_of(reached & self.counted).total()
         added = self._region.bytes_of(reached - self.counted)
         self.counted |= reached
-        return added, shared_bytes
+        return _CountedBytes(added, shared_bytes)
 
     def _join_small(self, keys: Collection[NodeKey], added: Counter[str]) -> None:
-        """Add memory to that of small objects."""
+        """Add memory to the part of small objects, which has no holder of its own."""
         self._join(SMALL, HeldPart(SMALL.record(), len(keys), dict(added)))
 
     def _join(self, holder: Holder, part: HeldPart) -> None:

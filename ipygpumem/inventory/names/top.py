@@ -30,26 +30,28 @@ from ipygpumem.probes.device_memory import device_here
 from ipygpumem.records import Record, uncounted_note
 from ipygpumem.units import format_bytes
 
-_FEW = 300
-"""Number of names that are always measured one by one; of more, groups that hold little memory are
-skipped.
+_NAMES_ALWAYS_MEASURED = 300
+"""Maximum number of names that are all measured one by one; of more names, groups that hold little
+memory are skipped.
 """
-_GROUP = 1000
+_NAMES_OF_GROUP = 1000
 """Number of names in such a group."""
-_LITTLE = 1 << 20
+_LEAST_BYTES_OF_GROUP = 1 << 20
 """Bytes of a group from which its names are measured one by one."""
 SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_OF_CODE = 1 << 16
 """The same of a class, which takes some KiB for its methods, and of a function."""
-_WITH_TASKS = (list, tuple, set)
+_CONTAINERS_OF_TASKS = (list, tuple, set)
 """Types of containers of which pending tasks are cancelled, besides dicts' values."""
 _MOST_TASKS = 1000
 """Maximum number of items of a container that are asked whether they are asyncio tasks."""
-_MOST_OF_CACHE = 0.9
-"""Smallest share of a cached function's memory in its results with which these alone are freed."""
+_LEAST_SHARE_OF_RESULTS = 0.9
+"""Smallest share of a cached function's memory that its cached results have if the line frees only
+these: ``embed.cache_clear()`` instead of ``del embed``.
+"""
 _INCOMPLETE = "there are too many objects to examine: some names hold more"
-_PARTS = 10
+_MOST_PARTS = 10
 """Maximum number of parts in a record."""
 
 
@@ -131,12 +133,8 @@ def _total(rows: Iterable[NamedSize]) -> Counter[str]:
 
 
 def _deletion(names: Sequence[str]) -> str:
-    """Return the line that deletes all of an object's names."""
+    """Return the line that deletes all of an object's names, such as ``del x, y``."""
     return f"del {', '.join(map(target_of, names))}"
-
-
-def _no_cell(name: str) -> None:
-    """Return None: it is not known which cell bound a name."""
 
 
 def measure_names(
@@ -147,11 +145,10 @@ def measure_names(
     namespaces: Iterable[int] = (),
     outputs: Collection[str] = (),
     elsewhere: Sequence[object] = (),
-    cell_of: Callable[[str], int | None] = _no_cell,
     remedy_of: Callable[[Sequence[str]], str] = _deletion,
     progress: Progress = no_progress,
 ) -> LargestNames:
-    """Return the memory that named objects hold, and what deleting each of them frees.
+    """Return the memory that named objects hold, and the bytes that deleting each of them frees.
 
     Args:
         named: the objects by name; no other object of our callers refers to them.
@@ -159,10 +156,9 @@ def measure_names(
         references: number of references to each object, by identity, that end with its names. If it
             is missing, the freed bytes are unknown.
         namespaces: identities of dicts that contain the names.
-        outputs: names whose objects count for the other names that lead to them: a user has
-            displayed a part of a variable.
+        outputs: names of outputs, for which only memory counts that no other name leads to: after a
+            cell that ends with ``model.layer``, the layer counts for ``model``, not for ``Out[5]``.
         elsewhere: objects whose memory counts for none of the names.
-        cell_of: returns the last cell that bound a name.
         remedy_of: returns the line that deletes all of an object's names.
         progress: called with the finished share.
 
@@ -175,24 +171,43 @@ def measure_names(
         if references is not None and measured.complete:
             measured = _with_freed(measured, named, references)
         measured.sizes.drop()
+    rows = _with_remedies(measured, named, remedy_of)
+    return LargestNames(
+        names=tuple(rows),
+        used_bytes=dict(used_bytes),
+        taken_at=time.time(),
+        small_names=measured.small_names,
+        notes=() if measured.complete else (_INCOMPLETE,),
+        unnamed_bytes=dict(Counter(used_bytes) - _total(rows)),
+    )
+
+
+# -- the lines that free memory -------------------------------------------------------------------
+
+
+def _with_remedies(
+    measured: _Measured, named: Mapping[str, object], remedy_of: Callable[[Sequence[str]], str]
+) -> list[NamedSize]:
+    """Return the measured rows, the largest first, each with the line that frees its memory.
+
+    Args:
+        measured: the rows, and the cycles that keep their objects.
+        named: the objects by name.
+        remedy_of: returns the line that deletes all of an object's names.
+    """
     rows = list[NamedSize]()
     for row in sorted(measured.rows, key=lambda row: -row.size_bytes):
         deletion = remedy_of((row.name, *row.same))
         lines_before = measured.ends_of_cycles.get(row.name)
         if lines_before is not None:
             deletion = _deletion_after(lines_before, deletion)
-        row_with_cell = row._replace(cell=cell_of(row.name))
-        rows.append(_with_remedy(row_with_cell, named, deletion))
-    notes = () if measured.complete else (_INCOMPLETE,)
-    unnamed = Counter(used_bytes) - _total(rows)
-    return LargestNames(
-        tuple(rows), dict(used_bytes), time.time(), measured.small_names, notes, dict(unnamed)
-    )
+        rows.append(_with_remedy(row, named, deletion))
+    return rows
 
 
 def _deletion_after(lines_before: Sequence[str], deletion: str) -> str:
-    """Return the line that deletes an object after the lines that end its cycles, or advice if no
-    line can end them.
+    """Return the line that deletes an object after the lines that end its cycles:
+    ``box.rows = None; del box``. Return advice in words if no line can end them.
     """
     if not lines_before:
         return HIDDEN_CYCLE.advice
@@ -200,7 +215,9 @@ def _deletion_after(lines_before: Sequence[str], deletion: str) -> str:
 
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
-    """Return a row with the line that frees its memory.
+    """Return a row with the line that frees its memory: usually the one that deletes its names. A
+    task is cancelled before, a widget is closed, shared memory is unlinked, and only the results of
+    a cached function are dropped.
 
     Args:
         row: the row.
@@ -212,7 +229,7 @@ def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> 
     ending = ending_of(value)
     if ending and deletion.startswith("del "):
         return row._replace(remedy=f"{target}.{ending}; {deletion}")
-    if is_pending(value) or _has_pending(value):  # the event loop keeps them
+    if is_pending(value) or _has_pending_tasks(value):  # the event loop keeps them
         return row._replace(remedy=f"cancel its tasks, then {deletion}")
     if is_segment(value):
         return _with_remedy_of_segment(row, named)
@@ -224,9 +241,10 @@ def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> 
 
 
 def _with_remedy_of_segment(row: NamedSize, named: Mapping[str, object]) -> NamedSize:
-    """Return the row of shared memory with the line that frees it.
+    """Return the row of a ``SharedMemory`` object with the line that frees it.
 
-    Arrays on it are deleted before, because they would refer to memory that is gone.
+    Arrays on this memory are deleted before, because they would refer to memory that is gone: ``del
+    view; segment.close(); segment.unlink()``.
     """
     target = target_of(row.name)
     remedy = f"{target}.close(); {target}.unlink()"
@@ -238,23 +256,28 @@ def _with_remedy_of_segment(row: NamedSize, named: Mapping[str, object]) -> Name
 
 
 def _is_filled_cache(row: NamedSize) -> bool:
-    """Return True for a cached function, nearly all memory of which is in cached results."""
+    """Return True for a cached function whose memory is nearly all in its cached results."""
     if not row.parts or row.parts[0].name != CACHED:
         return False
-    return row.parts[0].size_bytes >= _MOST_OF_CACHE * row.size_bytes
+    return row.parts[0].size_bytes >= _LEAST_SHARE_OF_RESULTS * row.size_bytes
 
 
-def _has_pending(value: Any) -> bool:
+def _has_pending_tasks(value: Any) -> bool:
     """Return True for a container of asyncio tasks that are not done."""
     if type(value) is dict:
         value = value.values()
-    elif not any(type(value) is kind for kind in _WITH_TASKS):  # ``in`` compares metaclasses
+    elif not any(
+        type(value) is kind for kind in _CONTAINERS_OF_TASKS
+    ):  # ``in`` compares metaclasses
         return False
     return bool(pending_tasks(list(islice(value, _MOST_TASKS))))
 
 
+# -- measuring ------------------------------------------------------------------------------------
+
+
 class _Measured(NamedTuple):
-    """The rows of named objects, and the measurements from which they are."""
+    """The rows of named objects, and the measurements that they are made from."""
 
     rows: list[NamedSize]
     small_names: int
@@ -262,10 +285,10 @@ class _Measured(NamedTuple):
     complete: bool
     """False if there were too many objects to follow."""
     sizes: Sizes
-    """Its region is the only one besides our callers to refer to the objects."""
+    """The measurements. Besides our callers, only its region refers to the objects."""
     ends_of_cycles: Mapping[str, Sequence[str]] = {}
-    """The lines to run before an object is deleted that cycles keep, by its name; no lines if a
-    cycle is further inside.
+    """The lines to run before the deletion of an object that a cycle keeps, by its name; no lines
+    if the cycle is further inside, where no line can end it.
     """
 
 
@@ -276,40 +299,46 @@ def _measure(
     elsewhere: Sequence[object],
     progress: Progress,
 ) -> _Measured:
-    """Measure named objects one after the other; the arguments are those of ``measure_names``."""
+    """Measure named objects one after the other. Memory counts for the first object that leads to
+    it. The arguments are those of ``measure_names``.
+    """
     names_by_object = _names_by_object(named)
     objects = _sizeable_objects(named, names_by_object)
     namespaces = [*namespaces, id(named)]
-    to_measure = _without_little(objects, namespaces, progress)
+    to_measure = _without_small_groups(objects, namespaces, progress)
     rows = list[NamedSize]()
     number_of_names = max(1, len(to_measure))
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
-    owners = {name: value for name, value in to_measure.items() if name not in outputs}
-    sizes = Sizes(owners, region=region)
-    if elsewhere:
+    variables = {name: value for name, value in to_measure.items() if name not in outputs}
+    sizes = Sizes(variables, region=region)
+    if elsewhere:  # first, because memory counts for the first object that leads to it
         sizes.measure(list(elsewhere))
     is_complete = True
-    for name in [*_in_order_of_counting(owners), *(name for name in to_measure if name in outputs)]:
+    for name in _in_order_of_counting(variables, to_measure):
         value = to_measure[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete
         _, *other_names = names_by_object[id(value)]
         rows.append(_named_row(name, value, size, other_names))
-    listed = [row for row in _with_holders(rows) if _is_listed(row, to_measure[row.name])]
-    return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
+    rows_listed = [row for row in _with_holders(rows) if _is_listed(row, to_measure[row.name])]
+    return _Measured(rows_listed, len(objects) - len(rows_listed), is_complete, sizes)
 
 
 def _sizeable_objects(
     named: Mapping[str, object], names_by_object: Mapping[int, list[str]]
 ) -> dict[str, object]:
-    """Return the objects that may hold much memory, each by the first of its names."""
+    """Return the objects that may hold much memory, each by the first of its names; numbers and
+    short texts cannot.
+    """
     objects = {names[0]: named[names[0]] for names in names_by_object.values()}
     sizeable_ids = set(map(id, sizeable(list(objects.values()))))
     return {name: value for name, value in objects.items() if id(value) in sizeable_ids}
 
 
 def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
-    """Return the rows with the names of the other objects that hold each object's memory, too."""
+    """Return the rows with ``held_by`` filled in: the names of the other objects that hold each
+    object's memory, too. The measurement has found the opposite, ``holds``.
+    """
     holders_by_name: dict[str, list[str]] = {}
     for row in rows:
         for name in row.holds:
@@ -322,7 +351,7 @@ def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
 
 
 def _is_listed(row: NamedSize, value: object) -> bool:
-    """Return True if an object's row has enough memory, or an unknown amount."""
+    """Return True if an object has enough memory for a row, or an unknown amount."""
     is_code = is_instance(value, type) or type(value) is FunctionType
     smallest = _SMALLEST_OF_CODE if is_code else SMALLEST
     return row.is_at_least or row.size_bytes >= smallest
@@ -337,12 +366,12 @@ def _names_by_object(named: Mapping[str, object]) -> dict[int, list[str]]:
 
 
 def _named_row(name: str, value: object, size: Size, other_names: Sequence[str]) -> NamedSize:
-    """Return the row of a named object."""
+    """Return the row of a named object, given its measured size."""
     return NamedSize(
         name,
         type_name(value),
         size.device_bytes,
-        size.parts[:_PARTS],
+        size.parts[:_MOST_PARTS],
         part_count=sum(part.kind != "index" for part in size.parts),
         same=tuple(other_names),
         holds=size.also_in,
@@ -352,8 +381,8 @@ def _named_row(name: str, value: object, size: Size, other_names: Sequence[str])
 
 
 def notes_on(value: object, size: Size) -> tuple[str, ...]:
-    """Return the notes on an object's size: estimates, memory that is not counted, a small view of
-    a large block.
+    """Return the notes on an object's size: that a part is an estimate, that a library's memory is
+    not counted, or that the object is a small view of a large block.
     """
     notes = list(size.notes)
     if size.uncounted:
@@ -367,11 +396,14 @@ def notes_on(value: object, size: Size) -> tuple[str, ...]:
 def _with_freed(
     measured: _Measured, named: Mapping[str, object], references: Mapping[int, int]
 ) -> _Measured:
-    """Return the rows with the bytes that die with each object if all of its names are deleted."""
+    """Return the rows with the bytes that are freed with each object if all of its names are
+    deleted.
+    """
     object_ids = [id(named[row.name]) for row in measured.rows]
-    ours = Counter(map(id, named.values()))
-    ours.update({key: references.get(key, 0) for key in object_ids})
-    freed_sizes = measured.sizes.region.freed_by(object_ids, ours)
+    # The references that do not count: those of ``named``, and those that end with the names.
+    own_references = Counter(map(id, named.values()))
+    own_references.update({key: references.get(key, 0) for key in object_ids})
+    freed_sizes = measured.sizes.region.freed_by(object_ids, own_references)
     rows = [
         row._replace(freed_bytes=dict(size))
         for row, size in zip(measured.rows, freed_sizes, strict=True)
@@ -383,8 +415,11 @@ def _with_freed(
 def _ends_of_cycles(
     rows: Iterable[NamedSize], named: Mapping[str, object], region: Region
 ) -> dict[str, list[str]]:
-    """Return the lines that end the cycles through arrays of objects, by the name that leads to
-    such cycles; no lines if one of them is further inside.
+    """Return the lines that end cycles through arrays of objects, by the name that leads to them;
+    no lines if one of them is further inside.
+
+    Nothing ever frees such a cycle: after ``box.rows = numpy.array([box])``, ``del box`` frees
+    nothing.
     """
     ends = dict[str, list[str]]()
     in_cycles = region.in_hidden_cycles()
@@ -400,36 +435,46 @@ def _ends_of_cycles(
     return ends
 
 
-def _without_little(
+def _without_small_groups(
     named: Mapping[str, object], namespaces: Iterable[int], progress: Progress
 ) -> dict[str, object]:
-    """Return the objects to measure one by one, by name: without groups of names that hold little
-    memory together, if there are many names.
+    """Return the objects to measure one by one, by name. Of more than ``_NAMES_ALWAYS_MEASURED``
+    names, groups that hold little memory together are left out: 100,000 names of numbers would take
+    seconds.
     """
-    if len(named) <= _FEW:
+    if len(named) <= _NAMES_ALWAYS_MEASURED:
         return dict(named)
     region = Region(namespaces=namespaces, progress=lambda: progress(0))
     sizes = Sizes(named, region=region)
     remaining = dict[str, object]()
-    for names in chunks(list(named), _GROUP):
+    for names in chunks(list(named), _NAMES_OF_GROUP):
         values = [named[name] for name in names]
-        if sizes.together(values) >= _LITTLE:
+        if sizes.together(values) >= _LEAST_BYTES_OF_GROUP:
             remaining.update(zip(names, values, strict=True))
     sizes.drop()
     return remaining
 
 
-def _in_order_of_counting(named: Mapping[str, object]) -> list[str]:
-    """Return the names in the order in which memory counts for them: for shared memory before the
-    views of it, and for torch's modules before their optimizers.
+def _in_order_of_counting(
+    variables: Mapping[str, object], named: Mapping[str, object]
+) -> list[str]:
+    """Return the names in the order in which memory counts for them. Shared memory comes before the
+    views of it, torch's modules before their optimizers, which refer to the same parameters, and
+    outputs last.
+
+    Args:
+        variables: the objects by name, without outputs.
+        named: all objects by name.
     """
-    values = list(named.values())
+    values = list(variables.values())
     module_type = library_type("torch.nn", "Module")
     modules = list[object]()
     if module_type is not None:
         modules = instances_among(values, module_type)
     ids_at_front = set(map(id, [*segments(values), *modules]))
-    return sorted(named, key=lambda name: id(named[name]) not in ids_at_front)
+    in_order = sorted(variables, key=lambda name: id(variables[name]) not in ids_at_front)
+    in_order += [name for name in named if name not in variables]
+    return in_order
 
 
 def select(
@@ -439,7 +484,9 @@ def select(
     device: str | None = None,
     min_bytes: int = 0,
 ) -> LargestNames:
-    """Return the names that match a glob and hold enough memory, on one device if given."""
+    """Return the names that match one of the globs and hold enough memory; with a device, only the
+    memory on that device counts.
+    """
     if device is not None:
         existing = set[str]()
         for row in largest.names:
@@ -468,5 +515,7 @@ def _rows_on(device: str, rows: Iterable[NamedSize]) -> Iterator[NamedSize]:
 
 
 def _bytes_on(device: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes on a device, or on all devices of a kind, such as ``cuda``."""
+    """Return the bytes on a device; for the name of a kind, such as ``cuda``, on each device
+    of it.
+    """
     return {name: size for name, size in sizes.items() if device in (name, name.partition(":")[0])}

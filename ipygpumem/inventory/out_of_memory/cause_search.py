@@ -31,7 +31,7 @@ from ipygpumem.reclaim.failure import Failure
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes
 
-_EDGES = 40 * MIB
+_BYTES_OF_EDGES = 40 * MIB
 """Bytes of a gap that expandable segments may not free: a part of a page of 20 MiB at either end.
 """
 _MOST_ON_HEAP = 2_000_000
@@ -42,7 +42,8 @@ _NOT_SEARCHED = "; your variables were not searched for memory to free, to save 
 def find_cause(
     code: FailedCode, failure: Failure, figures: FailedAllocation | None, allowance: Allowance
 ) -> Cause | None:
-    """Return why memory ran out, if figures decide it.
+    """Return why memory ran out, if figures decide it. The error tells the kind of memory: a card's
+    (then torch's message has figures), shared memory, or RAM.
 
     Args:
         code: the code that failed, with the notebook's names.
@@ -62,7 +63,7 @@ def find_cause(
         shortage = _shortage_on_host(failure.requested_bytes)
     cause = cause_of(shortage)
     if shortage.requested_bytes is None or cause is None or cause.kind not in ("too much", "limit"):
-        return cause
+        return cause  # freeing other processes or names would not help
     return _cause_with_holders(shortage, code, figures, snapshot, allowance)
 
 
@@ -73,10 +74,11 @@ def _cause_with_holders(
     snapshot: Snapshot | None,
     allowance: Allowance,
 ) -> Cause | None:
-    """Return why memory ran out, with the processes and names whose memory the request needed.
+    """Return why memory ran out, with the processes or names whose memory would have been enough
+    for the request.
 
     Args:
-        shortage: the figures without these.
+        shortage: the figures without these processes and names.
         code: as for ``find_cause``.
         figures: as for ``find_cause``.
         snapshot: the allocator's segments; None for the host.
@@ -103,7 +105,8 @@ def _cause_with_holders(
 def _names_to_delete(
     shortage: Shortage, code: FailedCode, room: Room, allowance: Allowance
 ) -> Holder | None:
-    """Return the large names of earlier cells whose deletion makes room for the request.
+    """Return the large names of earlier cells whose deletion makes room for the request; None if
+    there are none.
 
     Raises:
         AllowanceError: there are too many objects, or the search takes too much time or memory.
@@ -114,7 +117,9 @@ def _names_to_delete(
 
 
 def _bytes_to_limit(shortage: Shortage, figures: FailedAllocation | None) -> int | None:
-    """Return the bytes that can be allocated before the nearest limit; None without a limit."""
+    """Return the bytes that can still be allocated until the nearest limit, such as torch's
+    ``set_per_process_memory_fraction``; None without a limit.
+    """
     if figures is not None and figures.limit is not None:
         return figures.limit - figures.allocated - figures.unallocated
     return min((bound.left_bytes for bound in shortage.bounds), default=None)
@@ -145,8 +150,11 @@ def _shortage_on_host(requested: int | None) -> Shortage:
 
 
 def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
-    """Return the figures of a card, with the gaps that existed when the request failed: the end of
-    its functions has left further ones since.
+    """Return the figures of a card at the moment when the request failed.
+
+    The snapshot is taken a moment later: when the failed functions ended, their tensors left
+    further gaps. torch's message has the sum of that moment, so at most so many bytes count as
+    gaps.
     """
     shortage = Shortage(figures.device, figures.requested, figures.total, figures.free)
     if snapshot is None:
@@ -154,6 +162,7 @@ def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> S
     gaps = list[int]()
     """Bytes of the free pieces that the request could not use, because each is too small."""
     idle_bytes = 0
+    """Free bytes that are kept for other streams, or for requests of another size."""
     for segment in snapshot.segments:
         idle_bytes += _bytes_of(segment, "pending")
         if not _serves(segment, figures.requested):
@@ -164,7 +173,7 @@ def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> S
                 gaps.append(size)
     gap_bytes = max(0, min(sum(gaps), figures.unallocated - idle_bytes))
     freed_since_bytes = sum(gaps) - gap_bytes
-    bytes_without_edges = sum(max(0, size - _EDGES) for size in gaps)
+    bytes_without_edges = sum(max(0, size - _BYTES_OF_EDGES) for size in gaps)
     return replace(
         shortage,
         gap_bytes=gap_bytes,
@@ -176,19 +185,21 @@ def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> S
 
 
 def _serves(segment: Segment, requested: int) -> bool:
-    """Return True if the allocator takes a block of that size from a segment."""
+    """Return True if the allocator takes a block of that size from a segment: it has segments for
+    requests of up to a MiB, and other ones for larger requests.
+    """
     if segment.private or segment.stream:
         return False
     return segment.small == (requested <= MIB)
 
 
 def _bytes_of(segment: Segment, state: str) -> int:
-    """Return the bytes of the blocks of a segment that are in one state."""
+    """Return the bytes of a segment's blocks that are in one state, such as ``inactive``."""
     return sum(block.size_bytes for block in segment.blocks if block.state == state)
 
 
 class Room:
-    """The largest request that a device could serve if more memory were freed.
+    """The largest request that a device could serve after more memory is freed.
 
     Args:
         shortage: the figures of the device.
@@ -223,12 +234,15 @@ class Room:
 
 
 def _largest_free(snapshot: Snapshot, free: int, freed: Collection[int]) -> int:
-    """Return the largest request that fits on a card once the blocks at some addresses are freed.
+    """Return the largest request that fits on a card once some blocks are freed.
+
+    A segment that becomes free as a whole is returned to the card. In any other one, the request
+    must fit into a run of free blocks.
 
     Args:
         snapshot: the allocator's segments.
         free: bytes of the card that no process uses.
-        freed: the addresses.
+        freed: the addresses of the blocks.
     """
     largest_run = 0
     """Bytes of the largest free run in a segment that cannot be returned to the card."""
@@ -249,8 +263,8 @@ def _largest_free(snapshot: Snapshot, free: int, freed: Collection[int]) -> int:
 
 
 def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], freed: Collection[int]) -> list[int]:
-    """Return the bytes of each run of neighbouring blocks that are free once the blocks at the
-    ``freed`` addresses are.
+    """Return the bytes of each run of neighbouring free blocks, once the blocks at the ``freed``
+    addresses are free, too: only neighbours become one large block.
     """
     sizes = list[int]()
     is_in_run = False
@@ -268,7 +282,8 @@ def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], freed: Collection[int])
 
 
 def _other_processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator[Holder]:
-    """Yield the largest other process on a card, and all of them if they are several.
+    """Yield the other process that uses most of a card and, if there are more, all of them
+    together.
 
     Args:
         shortage: the figures of the card.

@@ -12,7 +12,7 @@ from ipygpumem.probes.segments import MOUNT
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes
 
-_TIGHT = 16 * MIB
+_MOST_BYTES_LEFT = 16 * MIB
 """Maximum bytes left of a limit that refused a request of unknown size."""
 
 
@@ -27,8 +27,8 @@ class Bound(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Processes or names without whose memory the device would have ``room_bytes``
-    for one request.
+    """Processes or names without whose memory the device could serve a request of
+    ``room_bytes``.
     """
 
     kind: Literal["process", "names"]
@@ -41,7 +41,9 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True)
 class Shortage:
-    """Figures of one device, RAM or shared memory, when a request failed; None where unknown."""
+    """Figures of one device, RAM or shared memory at the moment when a request failed; None where a
+    figure is unknown.
+    """
 
     device: str
     requested_bytes: int | None = None
@@ -78,7 +80,7 @@ def cause_of(shortage: Shortage) -> Cause | None:
     asked = shortage.requested_bytes
     nearest = min(shortage.bounds, default=None)
     if asked is None:
-        if nearest is None or nearest.left_bytes > _TIGHT:
+        if nearest is None or nearest.left_bytes > _MOST_BYTES_LEFT:
             return None
         return _beyond_limit(shortage, nearest)
     if shortage.total_bytes is not None and exceeds(asked, shortage.total_bytes):
@@ -93,7 +95,9 @@ def cause_of(shortage: Shortage) -> Cause | None:
 
 
 def _cause_on_device(shortage: Shortage, asked: int, free: int) -> Cause | None:
-    """Return why a device did not have the memory: in pieces, or in use."""
+    """Return why a device could not serve a request: its free memory is in pieces, or there is too
+    little of it. None if the figures say that the request fits.
+    """
     if not exceeds(asked, max(free, shortage.largest_gap_bytes)):
         return None
     if exceeds(free + shortage.gap_bytes, asked):
@@ -113,27 +117,27 @@ def _full_shared_memory(shortage: Shortage) -> Cause:
 
 
 def _beyond_limit(shortage: Shortage, bound: Bound) -> Cause:
-    """Return the cause of a request beyond a limit, and its largest holder if that would have made
-    room.
+    """Return the cause of a request beyond a limit, with the largest process or names whose memory
+    would have been enough, or else with the line that raises the limit.
     """
     asked = shortage.requested_bytes
     free = shortage.free_bytes or 0
     if asked is None:
         text = f"almost nothing was left of {bound.words}"
         return Cause("limit", shortage.device, text, bound.remedy)
-    left = format_bytes(bound.left_bytes)
-    text = f"{_request(asked)}, but only {left} were left of {bound.words}"
+    left_text = format_bytes(bound.left_bytes)
+    text = f"{_request(asked)}, but only {left_text} were left of {bound.words}"
     if exceeds(free, asked):
         text += f", although {format_bytes(free)} of the machine were free"
-    holder = _largest_solving(shortage, asked)
+    holder = _largest_sufficient_holder(shortage, asked)
     if holder is not None:
         return Cause("limit", shortage.device, f"{text}. {holder.words}", holder.remedy)
     return Cause("limit", shortage.device, text, bound.remedy)
 
 
 def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
-    """Return the cause of a request that fits into the free memory as a whole, but into no piece of
-    it.
+    """Return the cause of a request that fits into all free memory together, but into no single
+    piece of it.
     """
     together = format_bytes(free + shortage.gap_bytes)
     largest = format_bytes(max(free, shortage.largest_gap_bytes))
@@ -148,30 +152,34 @@ def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
 
 
 def _too_much(shortage: Shortage, asked: int, free: int) -> Cause:
-    """Return the cause of a request that is larger than all free memory, and the largest holder
-    that would have made room.
+    """Return the cause of a request that is larger than all free memory, with the largest process
+    or names whose memory would have been enough.
     """
     text = (
         f"{_request(asked)}, but {format_bytes(free)} of {shortage.device} were free: "
         f"{format_bytes(asked - free)} too much"
     )
-    holder = _largest_solving(shortage, asked)
+    holder = _largest_sufficient_holder(shortage, asked)
     if holder is not None:
         return Cause(holder.kind, shortage.device, f"{text}. {holder.words}", holder.remedy)
     return Cause("too much", shortage.device, text)
 
 
 def _request(asked: int) -> str:
-    """Return the words for the bytes that were asked for."""
+    """Return the words ``asked for 6.00 GiB``."""
     return f"asked for {format_bytes(asked)}"
 
 
-def _largest_solving(shortage: Shortage, asked: int) -> Holder | None:
-    """Return the largest holder without whose memory the request would have fit."""
-    solving = [holder for holder in shortage.holders if exceeds(holder.room_bytes, asked)]
-    return max(solving, key=lambda holder: holder.size_bytes, default=None)
+def _largest_sufficient_holder(shortage: Shortage, asked: int) -> Holder | None:
+    """Return the largest process or group of names without whose memory the request would have fit;
+    None if none of them was large enough.
+    """
+    sufficient = [holder for holder in shortage.holders if exceeds(holder.room_bytes, asked)]
+    return max(sufficient, key=lambda holder: holder.size_bytes, default=None)
 
 
 def exceeds(size: int, other: int) -> bool:
-    """Return True if a size is larger for sure: messages round to three digits."""
+    """Return True if a size is surely larger than another one. Figures in torch's messages have
+    three digits, so that each may be wrong by half a percent.
+    """
     return size - other > (size + other) // 200

@@ -1,5 +1,8 @@
-"""Finds names of earlier cells that make enough room if they are deleted, and that failed code does
-not use.
+"""Finds names of earlier cells whose deletion makes enough room, and which the failed code does not
+use.
+
+After an out-of-memory error, the report says: ``6 GiB are still held by train_data (cell 3), which
+this cell does not use``.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from ipygpumem.inventory.out_of_memory.causes import Holder, Shortage, exceeds
 from ipygpumem.reclaim.frames import frames_of
 from ipygpumem.units import MIB, format_bytes
 
-_MAPPED = 32 * MIB
+_LEAST_MAPPED_BYTES = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
 _MOST_NAMES = 3
 """Maximum number of names to delete."""
 _MOST_FOLLOWED = 100_000
 """Maximum number of objects to examine for the names that code may use."""
-_OUT_OF_SIGHT = {
+_WORDS_FOR_ANY_NAME = {
     "globals",
     "locals",
     "vars",
@@ -43,7 +46,7 @@ _OUT_OF_SIGHT = {
     "__globals__",
     "f_globals",
 }
-"""Names in code that may use any name."""
+"""Words in code that may use any name of the notebook, such as ``globals()["model"]``."""
 
 RoomAfter = Callable[[int, Collection[int]], int]
 """Returns the largest request that fits once blocks of that size, at these addresses, are freed."""
@@ -71,8 +74,8 @@ class FailedCode:
 def unused_names(
     shortage: Shortage, code: FailedCode, room_after: RoomAfter, allowance: Allowance
 ) -> Holder | None:
-    """Return the fewest large names of earlier cells that the code does not use, if deleting them
-    makes enough room.
+    """Return the fewest large names of earlier cells that the code does not use and whose deletion
+    makes enough room; None if up to ``_MOST_NAMES`` of them are not enough.
 
     Raises:
         AllowanceError: the search takes too much time or memory.
@@ -83,23 +86,24 @@ def unused_names(
     asked = shortage.requested_bytes or 0
     lacking = _lacking_bytes(shortage, asked)
     candidates = _candidates(shortage.device, code, used, allowance)
+    # The largest name alone, if it is enough; else the two largest ones, and so on.
     for number in range(1, min(_MOST_NAMES, len(candidates)) + 1):
         chosen = candidates[:number]
         rows = [row for row, _ in chosen]
         if sum(row.device_bytes[shortage.device] for row in rows) < lacking:
             continue
         holding = [code.namespace[row.name] for row in rows]
-        # Those of the list, of the name, and of its other names.
+        # That of the list, that of the name, and those of its other names do not count.
         references = [2 + len(row.same) for row in rows]
         freed_blocks = _freed_blocks(holding, references, shortage.device, allowance)
         size = sum(freed_blocks.values())
         room = room_after(size, freed_blocks)
         if exceeds(room, asked):
-            return _holder(chosen, size, room)
+            return _holder_in_words(chosen, size, room)
     return None
 
 
-def _holder(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Holder:
+def _holder_in_words(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Holder:
     """Return the chosen names as a holder, in words, with the line that deletes them.
 
     Args:
@@ -118,7 +122,9 @@ def _holder(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Ho
 
 
 def _lacking_bytes(shortage: Shortage, asked: int) -> int:
-    """Return the bytes that have to be freed at least, to serve a request of ``asked`` bytes."""
+    """Return the minimum of bytes that have to be freed before a request of ``asked`` bytes
+    fits.
+    """
     available = shortage.free_bytes or 0
     if shortage.bounds:
         available = min(shortage.bounds).left_bytes
@@ -128,8 +134,14 @@ def _lacking_bytes(shortage: Shortage, asked: int) -> int:
 def _candidates(
     device: str, code: FailedCode, used: set[str], allowance: Allowance
 ) -> list[tuple[NamedSize, str]]:
-    """Return the names of earlier cells with memory on a device, without those ``used``, the
-    largest first, each with its cell in words.
+    """Return the names of earlier cells with memory on a device, the largest first, each with its
+    cell in words. Names that the code may use are left out.
+
+    Args:
+        device: the device.
+        code: the failed code, with the notebook's names.
+        used: the names that it may use.
+        allowance: the time and memory for the search.
     """
     candidates = list[tuple[NamedSize, str]]()
     for row in measure_names(code.named(), {}, progress=allowance.check).names:
@@ -148,7 +160,8 @@ def _candidates(
 def _freed_blocks(
     holding: list[object], references: list[int], device: str, allowance: Allowance
 ) -> dict[int, int]:
-    """Return the address and size of the blocks of a device that only these objects hold.
+    """Return the blocks of a device that are freed if some objects lose their names: the size of
+    each by its address.
 
     Args:
         holding: the objects, in a list that our callers hold.
@@ -159,8 +172,8 @@ def _freed_blocks(
     """
     with undisturbed():
         region = Region(holding, allowance, keeps_folded=True, keeps_arrays=True)
-        ours = dict(zip(map(id, holding), references, strict=True))
-        held_outside = region.held_from_outside(ours)
+        own_references = dict(zip(map(id, holding), references, strict=True))
+        held_outside = region.held_from_outside(own_references)
         allowance.check()
         # After counting, because it refers to every object.
         heap = Heap(types=types_to_compare())
@@ -178,18 +191,22 @@ def _freed_blocks(
 
 
 def _blocks_that_return_space(blocks: dict[int, int]) -> dict[int, int]:
-    """Return the blocks of RAM that give address space back once they are freed."""
+    """Return the blocks of RAM whose address space malloc returns at once when they are freed.
+    Smaller blocks stay a part of its heap, which counts against a limit.
+    """
     shared = _shared_ranges()
     returned = dict[int, int]()
     for address, size in blocks.items():
         is_shared = any(start <= address < end for start, end in shared)
-        if size >= _MAPPED and not is_shared:
+        if size >= _LEAST_MAPPED_BYTES and not is_shared:
             returned[address] = size
     return returned
 
 
 def _shared_ranges() -> list[tuple[int, int]]:
-    """Return the start and end of each shared mapping: not all limits count shared memory."""
+    """Return the start and end of each shared mapping of this process: limits such as
+    ``RLIMIT_DATA`` do not count shared memory.
+    """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -209,14 +226,15 @@ def _shared_ranges() -> list[tuple[int, int]]:
 def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
     """Return the names that the failed code may use; None if it may use any.
 
-    The code of each function of the notebook counts, since libraries may call it: methods that were
-    added to their classes, magics, operators. So do words in its texts, as in ``frame.query("a <
-    @limit")``.
+    The code of each function of the notebook counts, since libraries may call it: as a method of a
+    class, as a magic, as an operator. So do words in texts of code, as in
+    ``frame.query("a < @limit")``.
     """
     namespace = code.namespace
     words = set(re.findall(r"\w+", code.source))
     """The words in code and texts, some of which are names."""
     waiting: list[Any] = list(_running_code(code))
+    # The notebook's functions refer to its namespace as their globals.
     waiting += [item for item in gc.get_referrers(namespace) if type(item) is FunctionType]
     waiting += map(namespace.get, words & namespace.keys())
     followed = dict[int, object]()
@@ -230,14 +248,14 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
             words |= _names_and_words(item)
             waiting += map(namespace.get, item.co_names)
         waiting += _run_with(item, namespace)
-    if waiting or words & _OUT_OF_SIGHT:
+    if waiting or words & _WORDS_FOR_ANY_NAME:  # too much to follow, or code that may use any name
         return None
     return words
 
 
 def _run_with(item: Any, namespace: dict[str, Any]) -> Iterator[object]:
     """Yield the objects whose code may run if an object is used: the functions inside code, a
-    function's default arguments, the attributes and the class of an object.
+    function's code and default arguments, the attributes and the class of an object.
 
     Args:
         item: the object.
@@ -256,8 +274,8 @@ def _run_with(item: Any, namespace: dict[str, Any]) -> Iterator[object]:
 
 
 def _running_code(code: FailedCode) -> Iterator[CodeType]:
-    """Yield the code of the notebook and of the user's files among the frames of an error and the
-    running ones.
+    """Yield the code of the notebook and of the user's files that has failed, and that is
+    running.
     """
     of_error = frames_of(code.error)
     for frame in [*of_error, *stack(sys._getframe())]:

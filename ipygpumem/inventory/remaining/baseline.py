@@ -1,4 +1,4 @@
-"""Records the tensors and arrays that exist before an experiment: what they hold is not the
+"""Records the tensors and arrays that exist when an experiment begins: their memory is not the
 experiment's.
 """
 
@@ -33,13 +33,13 @@ from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.walks.walk import MOST_AT_START, Walk
 from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules
 
-_LARGE = 1 << 16
-"""Arrays with more bytes are tracked by place, in an entry that the garbage collector has to
-examine.
+_MOST_BYTES_OF_SMALL = 1 << 16
+"""Arrays with more bytes are *large*: each is recorded by its place, in an entry that the garbage
+collector has to examine.
 """
 
-_SHORT = 50
-"""Average length, at most, of named containers to look into at once."""
+_LONGEST_SHORT = 50
+"""Maximum length of named containers, on average, to look into at once."""
 _MOST_SHOWN = 50_000
 """Maximum number of objects to enter in open figures and widgets."""
 _MOST_LOCAL = 1_000
@@ -51,7 +51,7 @@ functions.
 
 
 class ArraysWithinReach(NamedTuple):
-    """The NumPy arrays that users can reach."""
+    """The NumPy arrays that users can reach from their names, and if these are surely all."""
 
     arrays: list[Any]
     """The arrays without duplicates."""
@@ -59,7 +59,7 @@ class ArraysWithinReach(NamedTuple):
     """True if all objects behind names and modules of the user were seen."""
 
 
-def within_reach(namespace: dict[str, Any]) -> ArraysWithinReach:
+def arrays_within_reach(namespace: dict[str, Any]) -> ArraysWithinReach:
     """Return the NumPy arrays that users can reach: from the notebook's names, the user's modules
     and running functions, open figures and widgets.
 
@@ -68,17 +68,17 @@ def within_reach(namespace: dict[str, Any]) -> ArraysWithinReach:
     """
     modules = users_modules()
     namespaces = by_identity(list(map(module_dict, modules.values())))
-    namespaces.pop(id(namespace), None)
+    namespaces.pop(id(namespace), None)  # ``__main__`` is the notebook itself
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *modules}, is_hasty=True)
-    # Their contents belong to the whole session.
+    # The walk begins at the objects in the namespaces, and does not enter these from functions.
     walk.pass_over(namespace, *namespaces.values())
     # The notebook's names, and those of the user's modules.
     named = Kinds(tuple(namespace.values()))
-    values = _leading_to_arrays(named)
+    values = _objects_before_arrays(named)
     for names in namespaces.values():
         values += [value for _, value in named_objects(names)]
     arrays = _arrays_behind(values, walk)
-    is_complete = walk.complete
+    is_complete = walk.complete  # the places below are searched only up to a limit
     arrays += _arrays_of_installed_modules(named, walk)
     arrays += _arrays_of_running_functions(walk)
     arrays += _large_arrays_shown(namespace, walk)
@@ -87,7 +87,8 @@ def within_reach(namespace: dict[str, Any]) -> ArraysWithinReach:
 
 
 def _arrays_of_installed_modules(named: Kinds, walk: Walk) -> list[Any]:
-    """Return the arrays in the data of installed modules that have a name in the notebook.
+    """Return the arrays in the data of installed modules that have a name in the notebook, such as
+    ``config.table`` after ``import config``.
 
     Args:
         named: the notebook's objects.
@@ -110,12 +111,12 @@ def _arrays_of_running_functions(walk: Walk) -> list[Any]:
 
 
 def _large_arrays_shown(namespace: dict[str, Any], walk: Walk) -> list[Any]:
-    """Return the large arrays in open figures and widgets: libraries replace the small ones, and a
-    new one may have the identity of an older one.
+    """Return the large arrays in open figures and widgets. Small ones are left out: libraries
+    replace them all the time, and a new array may get the identity of one that has died.
     """
     walk.left = _MOST_SHOWN
-    shown = _arrays_behind(figures_and_widgets(namespace), walk)
-    return list(compress(shown, map(_LARGE.__lt__, _bytes_of(shown))))
+    arrays_shown = _arrays_behind(figures_and_widgets(namespace), walk)
+    return list(compress(arrays_shown, map(_MOST_BYTES_OF_SMALL.__lt__, _bytes_of(arrays_shown))))
 
 
 def arrays_behind(objects: Sequence[object]) -> list[Any]:
@@ -133,12 +134,14 @@ def _bytes_of(arrays: Iterable[Any]) -> Iterator[int]:
 
 
 def _arrays_behind(values: list[object], walk: Walk) -> list[Any]:
-    """Return the NumPy arrays to which some objects lead that the walk has not yet passed."""
+    """Return the NumPy arrays behind some objects, without those that the walk has passed
+    before.
+    """
     return list(chain.from_iterable(walk.walk_from([(values, None)])))
 
 
-def _leading_to_arrays(named: Kinds) -> list[object]:
-    """Return the named objects that may lead to arrays: no numbers, and no short containers of
+def _objects_before_arrays(named: Kinds) -> list[object]:
+    """Return the named objects behind which arrays may be: no numbers, and no short containers of
     numbers and text, for each of which a walk takes half a microsecond.
     """
     leading = list[object]()
@@ -155,23 +158,25 @@ def _leading_to_arrays(named: Kinds) -> list[object]:
 
 
 def _hold_only_atoms(containers: Sequence[Any]) -> bool:
-    """Return True for short containers of nothing but numbers and text."""
-    if sum(map(len, containers)) > len(containers) * _SHORT:
+    """Return True if containers are short and have nothing in them but numbers and text."""
+    if sum(map(len, containers)) > len(containers) * _LONGEST_SHORT:
         return False
     return Kinds(gc.get_referents(*containers)).examples.keys() <= ATOMS
 
 
 def _owning_array(view: Any) -> Any:
-    """Return the array that owns the memory of a view; the view if a tensor owns it."""
+    """Return the array that owns the memory of a view; the view itself if it is on a tensor's
+    memory.
+    """
     owner = owner_of(view)
     return owner if is_array(owner) else view
 
 
 class BaselineSnapshot:
-    """Snapshot of the memory of all tensors, and of the arrays behind a notebook's names.
+    """The memory of all tensors at some moment, and of the arrays behind a notebook's names.
 
     It keeps no object alive. Torch storages are referenced weakly, so that their identities are not
-    reused. Arrays are known by their places in memory.
+    used again. Arrays are recognised by their places in memory.
 
     Attributes:
         complete: False if there was too much to follow, so that some old arrays may be unknown.
@@ -201,7 +206,7 @@ class BaselineSnapshot:
             self._add_tensors(sys.modules["torch"], live_tensors(garbage))
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
-            arrays, self.complete = within_reach(namespace)
+            arrays, self.complete = arrays_within_reach(namespace)
             self._add_arrays(array_type, arrays)
 
     def _add_tensors(self, torch: Any, tensors: Sequence[Any]) -> None:
@@ -214,12 +219,12 @@ class BaselineSnapshot:
                 self._storages.add_of(reader, list(reader.inside(tensor)))
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
-        """Record the places of large arrays, and the identities of small ones; of a view, those of
-        the array that owns its memory.
+        """Record the places of large arrays, and the identities of small ones. A view counts as the
+        array that owns its memory.
         """
         base_of = array_type.__dict__["base"].__get__
         owners = [array if base_of(array) is None else _owning_array(array) for array in arrays]
-        are_large = list(map(_LARGE.__lt__, _bytes_of(owners)))
+        are_large = list(map(_MOST_BYTES_OF_SMALL.__lt__, _bytes_of(owners)))
         self._large.update(map(place_of, compress(owners, are_large)))
         self._unreached -= self._large
         self._large |= self._unreached
@@ -228,8 +233,11 @@ class BaselineSnapshot:
         self._small = set(map(id, small))
 
     def has(self, item: object, array: Array) -> bool:
-        """Return True if the memory of a tensor or array, described by ``array``,
-        existed before.
+        """Return True if the memory of a tensor or array existed before.
+
+        Args:
+            item: the tensor or array.
+            array: its description.
         """
         library, key = array.storage
         if library == "torch":
@@ -243,18 +251,18 @@ class BaselineSnapshot:
         return self._consists_of_old_tensors(item)
 
     def _has_array(self, item: Any, array: Array) -> bool:
-        """Return True if the memory of a NumPy array existed before: a large one by its place, a
-        small one by its identity.
+        """Return True if the memory of a NumPy array existed before. A large array is recognised by
+        its place, a small one by its identity.
         """
         owner = owner_of(item)
-        if is_array(owner) and array.size_bytes > _LARGE:
+        if is_array(owner) and array.size_bytes > _MOST_BYTES_OF_SMALL:
             return place_of(owner) in self._large
         _, key = array.storage
-        return key in self._small and array.size_bytes <= _LARGE
+        return key in self._small and array.size_bytes <= _MOST_BYTES_OF_SMALL
 
     def _consists_of_old_tensors(self, item: object) -> bool:
-        """Return True if most memory of a tensor without a storage is that of old tensors: a new
-        sparse tensor may share the values of an old one.
+        """Return True if most memory of a tensor without a storage of its own is in old tensors: a
+        new sparse tensor may share the values of an old one.
         """
         if not is_of_library(item, "torch", "Tensor"):
             return False
@@ -265,33 +273,33 @@ class BaselineSnapshot:
         return 2 * old_bytes > sum(sizes.values())
 
     def _has_grown(self, array: Array) -> bool:
-        """Return True if most of a torch storage is new memory, as after ``tensor.resize_()``.
-
-        A storage without memory had been emptied for a while.
+        """Return True if most of a torch storage is new memory, as after ``tensor.resize_()``. A
+        storage that had no memory at the start does not count: it had been emptied for a while, as
+        FSDP does.
         """
         size_before = self._storages.size(array.storage[1])
         return 0 < 2 * size_before < array.size_bytes
 
     def had_other_size(self, array: Array) -> bool:
-        """Return True if an array of another size had the identity of a NumPy array: the array has
-        got new memory since, as by ``array.resize(...)``, or has replaced a dead one.
+        """Return True if an array of another size had this array's identity at the start: either
+        this array has got new memory since, as by ``array.resize(...)``, or the old one has died.
         """
         _, key = array.storage
         sizes = [end - start for identity, start, end in self._large if identity == key]
         if key in self._small:
-            return array.size_bytes > _LARGE
+            return array.size_bytes > _MOST_BYTES_OF_SMALL
         return bool(sizes) and array.size_bytes not in sizes
 
     @property
     def is_certain(self) -> bool:
-        """True if all old NumPy arrays are recorded, so that an array which is not is new. A new
-        array in the memory of a dead one still counts as old.
+        """True if all old NumPy arrays are recorded, so that any other array is new. A new array
+        may still count as old, if it lies in the memory of one that has died.
         """
         return self.complete and not self._unreached
 
     def may_have_died(self, item: object) -> bool:
-        """Return True if an array is known only as one that an earlier experiment has left: another
-        array may have taken its place since.
+        """Return True if an array is known only because an earlier experiment has left an array at
+        this place: that one may have died since, and this one may be new.
         """
         if not self._unreached or not is_array(item):
             return False
@@ -299,8 +307,8 @@ class BaselineSnapshot:
         return is_array(owner) and place_of(owner) in self._unreached
 
     def _shows_old_array(self, item: Any) -> bool:
-        """Return True if a tensor shares the memory of an old array, as one from
-        ``torch.from_numpy`` does.
+        """Return True if a tensor shares the memory of an old array, as after
+        ``torch.from_numpy``.
         """
         base: Any = library_type("torch", "Tensor")
         if not self._spans or not is_instance(item, base):
@@ -308,7 +316,7 @@ class BaselineSnapshot:
         with sys.modules["torch"]._C.DisableTorchFunction():
             storage = base.untyped_storage(item)
             if storage.device.type != "cpu" or storage.resizable():
-                return False
+                return False  # torch has allocated the memory itself
             address = storage.data_ptr()
         place = bisect_right(self._spans, address, key=lambda span: span[0]) - 1
         return place >= 0 and address < self._spans[place][1]

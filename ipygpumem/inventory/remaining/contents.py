@@ -1,5 +1,5 @@
-"""Records the contents of named objects, a few references deep, to find later which new objects
-they hold.
+"""Records the contents of named objects, a few references deep, to find later the new objects in
+them.
 
 The collector tells the age of neither text nor frames of other libraries, but the containers that
 keep them are known: after ``settings["log"] = text``, the old dict has an item that it had not.
@@ -35,7 +35,7 @@ from ipygpumem.introspect import (
     module_dict,
 )
 from ipygpumem.inventory.remaining.earlier_data import EarlierData
-from ipygpumem.inventory.remaining.growth import Extents, Grown
+from ipygpumem.inventory.remaining.growth import Extents, GrownContainer
 from ipygpumem.inventory.remaining.leading import (
     arrays_of_objects,
     data_frames,
@@ -46,7 +46,7 @@ from ipygpumem.inventory.remaining.leading import (
     modules_and_classes,
     short_and_long,
 )
-from ipygpumem.inventory.remaining.levels_from_names import Chain, GrownContainer, LevelsFromNames
+from ipygpumem.inventory.remaining.levels_from_names import Chain, LevelsFromNames, NamedContainer
 from ipygpumem.inventory.remaining.long_containers import LongContainers, with_grown_items
 from ipygpumem.scope.ownable import ownable, ownable_objects
 
@@ -80,6 +80,13 @@ class _NamedObjects(NamedTuple):
     """The first name of each object, by its identity."""
     objects: list[Any]
     """The objects in the order of ``names``."""
+
+
+_OldObject = tuple[Any, list[object], list[object]]
+"""An object that was within reach; the objects in it now, but none of a long container, whose items
+are not listed one by one; and the arrays that the cells of a data frame are in, to which the frame
+has no reference. (A plain tuple, because there may be 50,000 of them in one search.)
+"""
 
 
 class Contents:
@@ -137,8 +144,8 @@ class Contents:
     # -- recording -------------------------------------------------------------------------------
 
     def _record_namespaces(self, kinds: Kinds) -> list[object]:
-        """Record the namespaces of named modules and classes; return the user's namespaces, whose
-        contents are recorded, too. A library's leads to everything.
+        """Record the namespaces of named modules and classes. Return those of the user's own: their
+        contents are recorded, too. A library's namespace leads to everything.
         """
         namespaces_of_user = list[object]()
         for owner, namespace in modules_and_classes(kinds):
@@ -150,8 +157,8 @@ class Contents:
         return namespaces_of_user
 
     def _record_modules(self) -> list[object]:
-        """Record the modules, their classes, and the contents of both; return the contents that may
-        refer to more, but for functions, of which there are thousands.
+        """Record the modules, their classes, and the contents of both. Return the contents that may
+        refer to more, without functions, of which there are thousands.
         """
         modules = list(self._live_modules().values())
         of_modules = list(map(module_dict, modules))
@@ -161,7 +168,9 @@ class Contents:
         return list(without_types({id(FunctionType)}, contents))
 
     def _live_modules(self) -> dict[str, ModuleType]:
-        """Return the recorded modules, each under a name that no object of the notebook has."""
+        """Return the recorded modules that are still loaded, each under a text such as ``module
+        train``, which is no name of the notebook.
+        """
         modules = dict[str, ModuleType]()
         for name in self._modules:
             module = sys.modules.get(name)
@@ -170,8 +179,8 @@ class Contents:
         return modules
 
     def _record_contents(self, level: Sequence[object]) -> list[object]:
-        """Record the contents of short containers and other objects, and the ends of long
-        containers; return the contents that may refer to more.
+        """Record the contents of short containers and other objects, and of long containers the
+        end. Return the contents that may refer to more: the next level.
         """
         kinds_of_level = Kinds(level)
         arrays = arrays_of_objects(kinds_of_level)
@@ -195,7 +204,9 @@ class Contents:
         return [item for key, item in by_identity(leading).items() if key not in parents]
 
     def _record(self, objects: list[object]) -> list[object]:
-        """Record objects, with their lengths and data; return the leading ones."""
+        """Record objects, with the lengths of containers and the data among them. Return those from
+        which the search goes on.
+        """
         kinds = Kinds(objects)
         self._recorded_table.add(objects, repeat(None))
         self._extents.add(kinds)
@@ -205,7 +216,7 @@ class Contents:
     # -- questions about one object --------------------------------------------------------------
 
     def unrecorded_objects(self, namespace: dict[str, Any]) -> list[object]:
-        """Return the objects of the user's names now that were not within reach."""
+        """Return the objects that the user's names have now and that were not within reach."""
         objects = dict(namespace)
         latest_names = islice(objects, self._number_of_older_names, None)
         named = [objects[name] for name in ownable(latest_names)]
@@ -224,7 +235,7 @@ class Contents:
         return id(item) in self._recorded
 
     def _were_recorded(self, items: Sequence[object]) -> Iterator[bool]:
-        """Return for each item if it was within reach."""
+        """Return for each item True if it was within reach."""
         return map(self._recorded.__contains__, map(id, items))
 
     # -- new objects -----------------------------------------------------------------------------
@@ -238,8 +249,8 @@ class Contents:
         *,
         has_containers: bool = False,
     ) -> Iterator[Received]:
-        """Yield the new objects in each object that was within reach, each once; at the end the new
-        data in long containers and in their items, which has no name.
+        """Yield the new objects in each object that was within reach, each once. Last come the new
+        data in long containers, and in their items, which have no name.
 
         Args:
             namespace: the names now.
@@ -266,11 +277,11 @@ class Contents:
     def _received_in_each(
         self, namespace: dict[str, Any], new_ids: Set[int]
     ) -> Generator[Received, None, list[Chain]]:
-        """Yield the new objects in each object that was within reach, level by level from names;
-        return the chains to the long containers, which do not lead to the next level.
+        """Yield the new objects in each object that was within reach, level by level from names.
+        Return the chains to the long containers, from which the search does not go on.
 
-        Its variables, such as the contents of the last object, end with it: objects to which they
-        still refer would seem to have further holders.
+        It is a function of its own so that its variables end before ``LongContainers.new_data``
+        counts references: an object in ``contents`` would seem to have a further holder.
 
         Args:
             namespace: the names now.
@@ -299,11 +310,8 @@ class Contents:
             level = next_level
         return long_chains
 
-    def _old_objects(
-        self, level: Sequence[object]
-    ) -> Iterator[tuple[object, list[object], list[object]]]:
-        """Yield each parent and long container of a level, with the objects in the parent now (none
-        of a long container), and the arrays that the cells of a data frame are in.
+    def _old_objects(self, level: Sequence[object]) -> Iterator[_OldObject]:
+        """Yield each parent and each long container of a level.
 
         Args:
             level: objects that are equally far from names.
@@ -324,9 +332,9 @@ class Contents:
             yield item, contents, cells
 
     def _chains_from(self, named: Sequence[object]) -> dict[int, Chain]:
-        """Return the chains at which a search for old objects begins, by the identity of the object
-        at the end: to each named object that may refer to more, and to the namespaces of named
-        modules and classes, and of the recorded modules' classes.
+        """Return the chains at which a search for old objects begins, by the identity of the last
+        object: one for each named object that may refer to more, and one for each namespace of a
+        named module or class, and of the recorded modules' classes.
         """
         chains: dict[int, Chain] = {}
         kinds = Kinds(named)
@@ -341,14 +349,15 @@ class Contents:
     def _contents_of(self, item: object) -> list[object]:
         """Return the objects in another one, without numbers.
 
-        Code that has read ``__dict__`` since has made the dict of its attributes: these are
-        returned in the place of the dict.
+        Code that has read ``__dict__`` since the start has made the dict of the object's
+        attributes. That dict is not new data, so its values are returned instead of it.
         """
         contents = gc.get_referents(item)
-        if type(item) is dict and len(contents) > len(item):  # it lists keys, too
+        if type(item) is dict and len(contents) > len(item):  # the collector lists its keys, too
             contents = [*_keys_with_data(item), *item.values()]
         dicts = of_types({id(dict)}, contents)
-        if not all(self._were_recorded(dicts)):
+        has_unrecorded_dict = not all(self._were_recorded(dicts))
+        if has_unrecorded_dict:
             attributes = instance_dict(item)
             contents = [child for child in contents if child is not attributes]
             if attributes is not None:
@@ -359,7 +368,8 @@ class Contents:
     def _old_among(self, items: Sequence[object], new_ids: Set[int]) -> list[object]:
         """Return the items that were within reach and are not new.
 
-        A dict in ``new_ids`` may be older: the collector tracks it once it gets a container.
+        A dict counts as old even if it is in ``new_ids``: the collector begins to track an older
+        one when it gets its first container.
         """
         recorded = list(compress(items, self._were_recorded(items)))
         return [item for item in recorded if id(item) not in new_ids or type(item) is dict]
@@ -367,13 +377,19 @@ class Contents:
     def _new_in(self, item: Any, contents: list[object], new_ids: Set[int]) -> list[object]:
         """Return the new objects among the contents of a parent, or the items added to the end of a
         long container.
+
+        Args:
+            item: the parent or the long container.
+            contents: the objects in the parent.
+            new_ids: as for ``received``.
         """
         if id(item) in self._parents:
             old = by_identity(self._old_among(contents, new_ids))
             candidates = [child for child in contents if id(child) not in old]
         else:
             candidates = self._long.added_to_end_of(item)
-        if new_ids:  # a tracked object that is not among them is older, however deep inside it was
+        if new_ids:
+            # Any other tracked object is older: it was too deep inside to be recorded.
             candidates = [
                 child for child in candidates if id(child) in new_ids or not gc.is_tracked(child)
             ]
@@ -382,11 +398,11 @@ class Contents:
 
     # -- old containers that have grown ----------------------------------------------------------
 
-    def grown(
+    def grown_containers(
         self, namespace: dict[str, Any], smallest: int, new_ids: Set[int] = frozenset()
-    ) -> Iterator[GrownContainer]:
+    ) -> Iterator[NamedContainer]:
         """Yield the containers within reach that have grown by at least ``smallest`` bytes since,
-        each once, and the objects whose items have grown by that together.
+        each once; and the objects whose items have grown by that together.
 
         Args:
             namespace: the names now.
@@ -401,55 +417,58 @@ class Contents:
                 namespaces[id(space)] = space
                 owners[id(space)] = owner
         levels = LevelsFromNames(named.names, named.objects, owners)
-        listed = set[int]()
-        yield from self._grown_at_last_level(levels, smallest, new_ids, listed)
+        listed_ids = set[int]()
+        yield from self._grown_at_last_level(levels, smallest, new_ids, listed_ids)
         for number in range(_LEVELS):
             children = self._recorded_children(levels.last)
             if number == 0:
                 children.update(namespaces)
             levels.add(list(children.values()))
-            yield from self._grown_at_last_level(levels, smallest, new_ids, listed)
+            yield from self._grown_at_last_level(levels, smallest, new_ids, listed_ids)
 
     def _grown_at_last_level(
-        self, levels: LevelsFromNames, smallest: int, new_ids: Set[int], listed: set[int]
-    ) -> Iterator[GrownContainer]:
-        """Yield the containers of the last level that have grown by at least ``smallest`` bytes,
-        and the objects of the level before whose items have grown by that together: ``table``, with
-        1,000 lists that have each got a few numbers.
+        self, levels: LevelsFromNames, smallest: int, new_ids: Set[int], listed_ids: set[int]
+    ) -> Iterator[NamedContainer]:
+        """Yield the containers of the last level that have grown by at least ``smallest`` bytes;
+        and the objects of the level before whose items have grown by that together, such as
+        ``table`` with 1,000 lists that have each got a few numbers.
 
         Args:
             levels: the levels so far.
             smallest: the bytes.
             new_ids: as for ``received``.
-            listed: identities of the containers that earlier levels had; gets further ones.
+            listed_ids: identities of the containers that earlier levels had; gets further ones.
         """
-        grown_here = self._grown_in(levels.last, listed)
-        large = [grown for grown in grown_here if grown.size_bytes >= smallest]
-        small = [grown for grown in grown_here if grown.size_bytes < smallest]
+        grown_here = self._grown_containers_in(levels.last, listed_ids)
+        large = [container for container in grown_here if container.size_bytes >= smallest]
+        small = [container for container in grown_here if container.size_bytes < smallest]
         large += self._long.with_grown_items(levels.last, smallest, new_ids)
         yield from levels.containers_in_last(large)
         with_small = with_grown_items(small, levels.before_last, smallest, new_ids)
         yield from levels.containers_in_before_last(with_small)
 
-    def _grown_in(self, level: Sequence[Any], listed: set[int]) -> list[Grown]:
-        """Return the objects of a level that were within reach and have grown, each once in all
-        levels.
+    def _grown_containers_in(
+        self, level: Sequence[Any], listed_ids: set[int]
+    ) -> list[GrownContainer]:
+        """Return the objects of a level that were within reach and have grown, except those that an
+        earlier level had.
 
         Args:
             level: the objects.
-            listed: identities of the objects that have been returned; gets further ones.
+            listed_ids: identities of the objects that earlier levels had; gets further ones.
         """
-        within_reach = list(compress(level, self._were_recorded(level)))
-        unlisted = list[Grown]()
-        for grown in self._extents.grown(within_reach, 1):
-            if id(grown.item) not in listed:
-                listed.add(id(grown.item))
-                unlisted.append(grown)
+        recorded = list(compress(level, self._were_recorded(level)))
+        unlisted = list[GrownContainer]()
+        for container in self._extents.grown_containers(recorded, 1):
+            if id(container.item) not in listed_ids:
+                listed_ids.add(id(container.item))
+                unlisted.append(container)
         return unlisted
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
-        """Return the objects to which the parents of a level refer, by identity; their attributes
-        may be in a dict since, because code has read ``__dict__``.
+        """Return the objects to which the parents of a level refer, by identity. Attributes may be
+        in a dict that is not recorded, because code has read ``__dict__`` since: then they are
+        returned, too.
         """
         parents = [item for item in leading_objects(level) if id(item) in self._parents]
         kinds = Kinds(parents)
@@ -462,7 +481,7 @@ class Contents:
         return by_identity([*children, *gc.get_referents(*dicts_of_attributes)])
 
     def _named_now(self, namespace: dict[str, Any]) -> _NamedObjects:
-        """Return the user's named objects, and the recorded modules."""
+        """Return the user's named objects now, and the recorded modules."""
         objects = ownable_objects({**namespace, **self._live_modules()})
         names = {id(objects[name]): name for name in reversed(objects)}
         return _NamedObjects(names, [objects[name] for name in names.values()])
@@ -472,7 +491,7 @@ def _chains_to_classes(
     modules: Iterable[ModuleType],
 ) -> Iterator[tuple[ModuleType, dict[str, Any], type, dict[str, object]]]:
     """Yield a chain to the namespace of each class that a module defines: the module, its
-    namespace, the class, and the namespace of the class.
+    namespace, the class, and the namespace of the class. Classes that it has imported are left out.
     """
     for module in modules:
         in_module = module_dict(module)
@@ -485,10 +504,10 @@ def _chains_to_classes(
 
 
 def _keys_with_data(items: dict[Any, Any]) -> list[object]:
-    """Return the keys of a dict, without short texts.
+    """Return the keys of a dict that may be data: no short texts.
 
-    The collector lists no texts among the keys of a dict that has no other keys: an older one would
-    seem new once the dict gets a number as a key.
+    The collector lists no texts among the keys of a dict that has only such keys. Once the dict
+    gets a number as a key, it lists all keys, so that an older text would seem new.
     """
     texts = of_types({id(str)}, list(items))
     long = compress(texts, map(_LONG_TEXT.__le__, map(len, texts)))

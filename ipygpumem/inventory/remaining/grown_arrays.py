@@ -1,5 +1,7 @@
-"""Finds arrays that are older than their memory: ``array.resize()`` and ``tensor.data = ...`` give
-new memory to an object that was there before, and that may have older values still.
+"""Finds arrays that are older than their memory.
+
+``array.resize()`` and ``tensor.data = ...`` give new memory to an object that was there before. The
+line that frees the new memory deletes the older object, too, and says so.
 """
 
 from __future__ import annotations
@@ -11,26 +13,26 @@ from ipygpumem.heap.holders.rows import objects_of_storages
 from ipygpumem.heap.kinds.arrays import Array, StorageKey, library_type
 from ipygpumem.heap.live.heap import Heap
 
-_TENSOR = "also drops an older tensor, which has new memory"
-_ARRAY = "also drops an older array, which has grown"
+_REMARK_ON_TENSOR = "also drops an older tensor, which has new memory"
+_REMARK_ON_ARRAY = "also drops an older array, which has grown"
 
 
 def remarks_on_grown(
     arrays: Mapping[StorageKey, Array],
     heap: Heap,
     new_ids: Container[int],
-    was_array: Callable[[Array], bool],
+    had_other_size: Callable[[Array], bool],
     named: Container[int],
 ) -> dict[StorageKey, str]:
-    """Return the remark on each line that drops an object which is older than its memory, by
-    storage.
+    """Return a remark for each storage whose array is older than this memory, for the line that
+    frees it.
 
     Args:
         arrays: the arrays with new memory, by storage.
         heap: the live objects.
         new_ids: identities of the tracked objects made since the start of the experiment; empty if
             unknown.
-        was_array: returns True if there was an array of another size at the place of one.
+        had_other_size: returns True if an array of another size had the identity of an array.
         named: the identities of the objects that the same names had at the start.
     """
     remarks = dict[StorageKey, str]()
@@ -38,13 +40,14 @@ def remarks_on_grown(
     for key, array in arrays.items():
         if key[0] == "torch":
             of_torch.add(key)
-        elif key[0] == "numpy" and key[1] in named and was_array(array):
-            # Elsewhere it would often be a new array with the identity of one that has died.
-            remarks[key] = _ARRAY
+        elif key[0] == "numpy" and key[1] in named and had_other_size(array):
+            # Without the same name, it would often be a new array with the identity of one that has
+            # died.
+            remarks[key] = _REMARK_ON_ARRAY
     tensor_type = library_type("torch", "Tensor")
     if not new_ids or tensor_type is None:
         return remarks
     for key, item in objects_of_storages(heap, of_torch):
         if id(item) not in new_ids and instances_among([item], tensor_type):
-            remarks[key] = _TENSOR
+            remarks[key] = _REMARK_ON_TENSOR
     return remarks

@@ -1,6 +1,6 @@
-"""Rows of the old containers that have grown since the start of an experiment, in words.
+"""Makes rows of the old containers that have grown since the start of an experiment.
 
-Such as ``from 1,000 to 9,000,000 items`` for ``log.samples``, which keeps only numbers.
+Of ``log.samples``, which keeps only numbers, the row says ``from 1,000 to 9,000,000 items``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.inventory.remaining.contents import Contents
-from ipygpumem.inventory.remaining.growth import Grown
+from ipygpumem.inventory.remaining.growth import GrownContainer
 
 
 class GrownRow(NamedTuple):
@@ -25,7 +25,7 @@ class GrownRow(NamedTuple):
     """The number of its items at the start and now, if it was not short."""
     line: str
     """The line that empties it, if it was short at the start."""
-    grown: Grown | None = None
+    container: GrownContainer | None = None
     """The container; None in later looks."""
 
 
@@ -36,7 +36,7 @@ def rows_of_grown_containers(
     roots: Roots,
     new_ids: Set[int],
 ) -> list[GrownRow]:
-    """Return the old containers that have grown, the one that has grown most first.
+    """Return a row for each old container that has grown, the one that has grown most first.
 
     Args:
         names: the names and their objects.
@@ -48,10 +48,8 @@ def rows_of_grown_containers(
     writer = PathWriter(roots)
     rows = list[GrownRow]()
     # All of them first: writing a path may give an object a dict, through which it then refers.
-    for container in list(contents.grown(dict(names), smallest, new_ids)):
-        path = writer.holder_from_name(container.name, container.chain).path
-        path = path.removeprefix(NOTEBOOK)
-        growth = container.grown
-        line = growth.line_to_empty(path)
-        rows.append(GrownRow(path, growth.size_bytes, growth.items, line, growth))
+    for name, chain, container in list(contents.grown_containers(dict(names), smallest, new_ids)):
+        path = writer.holder_from_name(name, chain).path.removeprefix(NOTEBOOK)
+        line = container.line_to_empty(path)
+        rows.append(GrownRow(path, container.size_bytes, container.items, line, container))
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)

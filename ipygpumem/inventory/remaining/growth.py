@@ -23,23 +23,24 @@ from ipygpumem.heap.knowledge.own_bytes import rounded
 from ipygpumem.introspect import loaded_object
 from ipygpumem.records import COMMENT
 
-_NUMBERS = frozenset(map(id, (int, float, complex)))
-_FIRST_MADE = 257
-"""Smallest number above those that CPython makes once for all (-5 to 256)."""
-_WITH_ITEMS = frozenset(map(id, (*GROWING, Counter, OrderedDict, defaultdict)))
-"""Types that have a number of items; subclasses may do anything in ``clear``."""
-_WITH_CLEAR = _WITH_ITEMS | {id(bytearray)}
-_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
+_TYPES_OF_NUMBERS = frozenset(map(id, (int, float, complex)))
+_FIRST_NOT_CACHED = 257
+"""Smallest number above those that CPython has only once (-5 to 256): they cost nothing."""
+_TYPES_WITH_ITEMS = frozenset(map(id, (*GROWING, Counter, OrderedDict, defaultdict)))
+"""Types that have a number of items; no subclasses, whose ``clear`` may do anything."""
+_TYPES_WITH_CLEAR = _TYPES_WITH_ITEMS | {id(bytearray)}
+"""Types whose ``clear`` empties an object and does nothing else."""
+_TYPED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
 """Matches the paths that a user can type: names, attributes, positions and keys of text."""
-_SHORT = 100
-"""Length of containers that counts as none: it is no memory to speak of."""
-_FEW = 1000
-"""Number of objects of which the lengths of short containers are recorded, too."""
+_LONGEST_SHORT = 100
+"""Length up to which a container is *short*: it is no memory to speak of."""
+_MOST_WITH_SHORT = 1000
+"""Maximum number of objects of which the lengths of short containers are recorded, too."""
 _MOST_NUMBERS = 1_000_000
 """Maximum number of items of a container whose numbers are measured; the rest counts like these."""
 
 
-class Grown(NamedTuple):
+class GrownContainer(NamedTuple):
     """An old container that has grown."""
 
     item: Any
@@ -56,25 +57,29 @@ class Grown(NamedTuple):
 
     @property
     def items(self) -> str:
-        """The number of its items at the start and now; empty if it was short, or has no items."""
+        """The number of its items at the start and now, such as ``from 1,000 to 9,000 items``;
+        empty if it was short, or has no items.
+        """
         if self.grown_items:
             return f"in {self.grown_items:,} of its items"
-        if self.earlier_length <= _SHORT or id(type(self.item)) not in _WITH_ITEMS:
+        if self.earlier_length <= _LONGEST_SHORT or id(type(self.item)) not in _TYPES_WITH_ITEMS:
             return ""
         return f"from {self.earlier_length:,} to {self.length:,} items"
 
     def line_to_empty(self, path: str) -> str:
-        """Return the line that empties it, if it was short at the start and ``path`` is code."""
-        if self.earlier_length > _SHORT or self.grown_items:
+        """Return the line that empties it, such as ``log.clear()``; empty if it was long at the
+        start, so that the line would drop much older data, or if ``path`` is no code.
+        """
+        if self.earlier_length > _LONGEST_SHORT or self.grown_items:
             return ""
-        if id(type(self.item)) not in _WITH_CLEAR:
+        if id(type(self.item)) not in _TYPES_WITH_CLEAR:
             return ""
-        if not _CODE.fullmatch(path):
+        if not _TYPED_PATH.fullmatch(path):
             return ""
         if self.was_empty:
             return f"{path}.clear()"
         # Sorting may have mixed the older items with the new ones.
-        older = f"older items, {_SHORT} at most"
+        older = f"older items, {_LONGEST_SHORT} at most"
         if self.earlier_length > 0:
             noun = "item" if self.earlier_length == 1 else "items"
             older = f"{self.earlier_length} older {noun}"
@@ -84,14 +89,14 @@ class Grown(NamedTuple):
 class Extents:
     """The lengths of containers at some moment, by identity; keeps none of them alive.
 
-    The length of a container is its number of items; that of a buffer or stream, its bytes or
-    letters.
+    The length of a container is its number of items; that of a buffer, its bytes, and that of a
+    text stream, its letters.
     """
 
     def __init__(self) -> None:
         self._known_lengths = IdentityTable[int]()
-        """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry. Also those of few
-        short ones.
+        """The lengths of long containers, so that 10,000 short lists cost no entries; and those of
+        short ones, if they are few.
         """
         self._bases = _measures_by_base()
         self._measures: dict[int, Callable[[Any], int] | None] = {}
@@ -105,19 +110,19 @@ class Extents:
         return self._known_lengths.by_identity()
 
     def long_among(self, items: Sequence[object]) -> list[object]:
-        """Return the containers among the items that were long when they were added."""
+        """Return the containers among the items that were long when their lengths were recorded."""
         lengths = self._lengths
-        return [item for item in items if lengths.get(id(item), 0) > _SHORT]
+        return [item for item in items if lengths.get(id(item), 0) > _LONGEST_SHORT]
 
     def length_of(self, item: object) -> int | None:
         """Return the length that a container had; None if it is unknown."""
         return self._lengths.get(id(item))
 
     def add(self, kinds: Kinds, *, has_short: bool = False) -> None:
-        """Add the long containers among objects; the short ones, too, with ``has_short``, or if the
-        objects are few.
+        """Record the lengths of the long containers among objects; of the short ones, too, with
+        ``has_short`` or if the objects are few.
         """
-        has_short |= len(kinds.items) <= _FEW
+        has_short |= len(kinds.items) <= _MOST_WITH_SHORT
         for of_type, measure in self._containers(kinds):
             if has_short:
                 self._known_lengths.add(of_type, array("Q", _lengths_of(of_type, measure)))
@@ -126,12 +131,13 @@ class Extents:
                 self._known_lengths.add(long, array("Q", lengths))
 
     def add_length(self, item: object, length: int) -> None:
-        """Add a container with the length that it had."""
+        """Record the length that a container had."""
         self._known_lengths.add([item], [length])
 
-    def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
-        """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
-        they were added; all ``items`` existed then.
+    def grown_containers(self, items: Sequence[object], smallest: int) -> Iterator[GrownContainer]:
+        """Yield the containers among ``items`` that have grown by at least ``smallest`` bytes since
+        their lengths were recorded. A long container without a recorded length was short, so all
+        ``items`` must have existed then.
         """
         lengths_before = self._lengths
         for of_type, measure in self._containers(Kinds(items)):
@@ -142,10 +148,14 @@ class Extents:
                     continue
                 size = _grown_bytes(item, measure, earlier, length)
                 if size >= smallest:
-                    yield Grown(item, size, earlier, length, was_empty=recorded_length == 0)
+                    yield GrownContainer(
+                        item, size, earlier, length, was_empty=recorded_length == 0
+                    )
 
     def _containers(self, kinds: Kinds) -> Iterator[tuple[list[Any], Callable[[Any], int]]]:
-        """Yield the containers of each type, with the function that returns their length."""
+        """Yield, for each type among objects, the containers of this type and the function that
+        returns their length.
+        """
         for type_id, example in kinds.examples.items():
             if type_id not in self._measures:  # inline: an experiment asks for each of its types
                 self._measures[type_id] = None
@@ -173,16 +183,18 @@ def _lengths_of(containers: Sequence[Any], measure: Callable[[Any], int]) -> lis
 def _long_with_lengths(
     containers: Sequence[Any], measure: Callable[[Any], int]
 ) -> tuple[list[Any], list[int]]:
-    """Return the long ones among containers of one type, and their lengths."""
+    """Return the long containers among some of one type, and the length of each."""
     lengths = _lengths_of(containers, measure)
-    are_long = list(map(_SHORT.__lt__, lengths))
+    are_long = list(map(_LONGEST_SHORT.__lt__, lengths))
     if not any(are_long):
         return [], []
     return list(compress(containers, are_long)), list(compress(lengths, are_long))
 
 
 def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
-    """Return the C functions that return the length of the instances of each base class."""
+    """Return, for each base class of containers, the C function that returns the length of an
+    instance: a subclass's own ``__len__`` is never called.
+    """
     bases = dict[Any, Callable[[Any], int]]()
     for base in GROWING:
         bases[base] = base.__len__
@@ -197,7 +209,8 @@ def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
 
 
 def _grown_bytes(item: Any, measure: Callable[[Any], int], earlier: int, length: int) -> int:
-    """Return the bytes that a container has grown by.
+    """Return the bytes that a container has grown by: of a list or dict, its share of references
+    and the new numbers; of a buffer or stream, its letters.
 
     Args:
         item: the container.
@@ -214,7 +227,8 @@ def _grown_bytes(item: Any, measure: Callable[[Any], int], earlier: int, length:
 
 
 def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
-    """Return the bytes of the numbers added to a container; a set does not tell which these are.
+    """Return the bytes of the numbers added to a container. A set does not tell which ones are new:
+    the average of its numbers counts.
 
     Args:
         item: the container.
@@ -227,11 +241,11 @@ def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
     sample = list(items)
     if base is dict:
         sample += islice(dict.values(item), first_new, first_new + _MOST_NUMBERS)
-    numbers = by_identity(of_types(_NUMBERS, sample))
+    numbers = by_identity(of_types(_TYPES_OF_NUMBERS, sample))
     numbers_by_size = Counter(
         sys.getsizeof(number)
         for number in numbers.values()
-        if type(number) is not int or not -5 <= number < _FIRST_MADE
+        if type(number) is not int or not -5 <= number < _FIRST_NOT_CACHED
     )
     new_items = length - earlier
     return int(rounded(numbers_by_size) * new_items / max(1, len(items)))

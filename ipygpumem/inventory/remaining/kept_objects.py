@@ -1,5 +1,6 @@
-"""Finds the objects that an experiment keeps on purpose, with all that their names lead to: after
-``%%experiment --keep model``, the model. A look for leaks need neither measure nor search them.
+"""Finds the objects that an experiment keeps on purpose, with everything that their names lead to:
+after ``%%experiment --keep model``, the model with its layers. The search for leaks need neither
+measure these objects nor search for their holders.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class KeptObjects(NamedTuple):
 
 
 def kept_objects(kept: Sequence[object], new: set[int]) -> KeptObjects:
-    """Return the objects to which kept ones lead by new objects alone.
+    """Return the new objects behind some kept ones: those to which new objects alone lead from
+    there.
 
     Args:
         kept: the objects of the kept names.
@@ -41,13 +43,13 @@ def kept_objects(kept: Sequence[object], new: set[int]) -> KeptObjects:
     for level in new_objects_behind(kept, new):
         for part in chunks(level):
             identities.update(ids_of(part))
-            size += _requested(part, own_bytes) + _add_untracked(part, own_bytes, identities)
+            size += _requested_bytes(part, own_bytes) + _add_untracked(part, own_bytes, identities)
     return KeptObjects(identities, size)
 
 
 def _add_untracked(objects: Sequence[object], own_bytes: OwnBytes, identities: set[int]) -> int:
-    """Return the bytes of the untracked objects to which only ``objects`` lead; add the untracked
-    ones that have several references to the identities.
+    """Return the bytes of the untracked objects to which only ``objects`` lead. An untracked object
+    with several references does not count: its identity is added to ``identities``.
 
     Args:
         objects: tracked objects, and untracked containers.
@@ -61,12 +63,14 @@ def _add_untracked(objects: Sequence[object], own_bytes: OwnBytes, identities: s
         are_held_once = list(map(ONCE_IN_LIST.__ge__, map(sys.getrefcount, untracked)))
         identities.update(map(id, compress(untracked, map(not_, are_held_once))))
         waiting = list(compress(untracked, are_held_once))
-        size += _requested(waiting, own_bytes)
+        size += _requested_bytes(waiting, own_bytes)
         waiting = of_types(UNTRACKED_TYPES, waiting)
     return size
 
 
-def _requested(objects: Sequence[object], own_bytes: OwnBytes) -> int:
-    """Return the bytes that objects have requested for themselves."""
+def _requested_bytes(objects: Sequence[object], own_bytes: OwnBytes) -> int:
+    """Return the bytes that objects have requested from the allocator for themselves, without what
+    they refer to.
+    """
     own_bytes.learn(objects)
     return own_bytes.requested(Batch(objects))

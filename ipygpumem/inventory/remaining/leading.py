@@ -1,5 +1,5 @@
-"""Selects the objects from which a search through names goes on, and lists what is in arrays of
-objects, data frames, modules and classes.
+"""Selects the objects from which a search through names goes on, and lists the contents of arrays
+of objects, data frames, modules and classes.
 
 From a list the search goes on to its items. A number leads to nothing, and a library's module to
 everything: neither is a *leading object*.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import not_
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Kinds, by_identity, container_bases
 from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects, library_type, read_array
@@ -27,14 +27,16 @@ MOST_ITEMS = 50_000
 
 
 def leading_objects(items: Sequence[Any]) -> list[Any]:
-    """Return the items from which a search goes on, each once: without numbers and texts, and
-    without objects that lead to everything, such as modules, classes and event loops.
+    """Return the items from which a search goes on, each once: no numbers and texts, and nothing
+    that leads to everything, such as modules, classes and event loops.
     """
     return leading_among(Kinds(items))
 
 
 def leading_among(kinds: Kinds) -> list[Any]:
-    """Return the ``leading_objects`` among objects whose types have been read."""
+    """Return the leading objects among some whose types have been read already, as
+    ``leading_objects`` does.
+    """
     types = kinds.examples.keys() - ATOMS
     if not types:
         return []
@@ -55,8 +57,17 @@ def modules_and_classes(kinds: Kinds) -> Iterator[tuple[Any, dict[str, object]]]
         yield kind, gc.get_referents(class_dict(kind))[0]
 
 
-def short_and_long(kinds: Kinds, arrays_of_objects: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the objects in two lists: those with few items or none, and the long containers.
+class ShortAndLong(NamedTuple):
+    """Objects in two lists."""
+
+    short: list[Any]
+    """Containers with few items, and objects that are no containers."""
+    long: list[Any]
+    """Containers with many items."""
+
+
+def short_and_long(kinds: Kinds, arrays_of_objects: Sequence[Any]) -> ShortAndLong:
+    """Divide objects by their number of items.
 
     Args:
         kinds: the objects.
@@ -70,9 +81,9 @@ def short_and_long(kinds: Kinds, arrays_of_objects: Sequence[Any]) -> tuple[list
     for container in _long_containers(kinds):
         long[id(container)] = container
     if not long:
-        return list(items), []
+        return ShortAndLong(list(items), [])
     are_short = map(not_, map(long.__contains__, map(id, items)))
-    return list(compress(items, are_short)), list(long.values())
+    return ShortAndLong(list(compress(items, are_short)), list(long.values()))
 
 
 def _length_of(array: Any) -> int:
@@ -82,8 +93,8 @@ def _length_of(array: Any) -> int:
 
 
 def _long_containers(kinds: Kinds) -> list[Any]:
-    """Return the built-in containers among the objects that have many items, and instances of
-    classes derived from these.
+    """Return the containers among the objects that have many items: built-in ones, and those of
+    derived classes.
     """
     types_by_base: dict[Any, set[int]] = {}
     for type_id, base in container_bases(kinds.examples).items():
@@ -92,7 +103,7 @@ def _long_containers(kinds: Kinds) -> list[Any]:
     for base, type_ids in types_by_base.items():
         containers = kinds.of_types(type_ids)
         if max(map(base.__len__, containers)) <= LONGEST_SHORT:
-            continue
+            continue  # usually, so that no second loop is needed
         are_long = map(LONGEST_SHORT.__lt__, map(base.__len__, containers))
         long += compress(containers, are_long)
     return long
@@ -123,8 +134,12 @@ def elements_of(array: Any) -> list[Any]:
 
 
 def elements_and_cells(arrays: Sequence[Any], frames: Sequence[object]) -> list[object]:
-    """Return the elements of the short ones among arrays of objects, and the arrays that the cells
-    of data frames are in: the collector lists neither.
+    """Return the elements of short arrays of objects, and the arrays that the cells of data frames
+    are in: the collector lists neither as references.
+
+    Args:
+        arrays: the arrays of objects; long ones are left out.
+        frames: the data frames.
     """
     contents = list[object]()
     for array in arrays:

@@ -1,8 +1,8 @@
 """Finds new objects in long containers, whose items no snapshot lists one by one.
 
-``rows.append(row)`` shows by the length and the last item that a long list had. In ``rows[3] =
-row``, nothing tells that item 3 is another one, but only the row's own age: the collector's lists
-tell that of a dict, ``EarlierData`` that of a text or of a tuple of numbers.
+After ``rows.append(row)``, the recorded length and last item of a long list show that the row is
+new. After ``rows[3] = row``, only the row's own age does: the collector's lists tell that of a
+dict, and ``EarlierData`` that of a text or of a tuple of numbers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
 from ipygpumem.heap.kinds.arrays import has_objects, is_array, library_type
 from ipygpumem.introspect import HEAP_TYPE, flags_of, is_users_class
 from ipygpumem.inventory.remaining.earlier_data import EarlierData
-from ipygpumem.inventory.remaining.growth import Extents, Grown
+from ipygpumem.inventory.remaining.growth import Extents, GrownContainer
 from ipygpumem.inventory.remaining.leading import MOST_ITEMS, elements_of
 
 _CONTAINERS_AT_ONCE = 20
 """Number of long containers whose items are listed at once: a million at most."""
-_ORDERED = set(map(id, APPENDED))
+_ORDERED_TYPES = set(map(id, APPENDED))
 """Types of containers with a last item."""
-_RECORDS = {id(kind) for kind in (tuple, list, dict)}
+_TYPES_OF_RECORDS = {id(kind) for kind in (tuple, list, dict)}
 
 
 class LongContainers:
@@ -60,12 +60,12 @@ class LongContainers:
         """Identities of the containers whose items were not too many to record."""
 
     def record_end(self, container: Any) -> None:
-        """Record the end of one container, and nothing of its items."""
+        """Record the length and the last item of one container, but nothing of its other items."""
         (self.ends[id(container)],) = _ends_of([container])
 
     def record(self, containers: Sequence[Any]) -> None:
-        """Record the ends of containers, and the data and lengths of their items, unless there are
-        too many items.
+        """Record the ends of containers; and the data among their items and the lengths of these,
+        unless there are too many items.
         """
         self.ends.update(zip(map(id, containers), _ends_of(containers), strict=True))
         of_builtin_types = of_types(CONTAINER_TYPES, containers)
@@ -79,9 +79,12 @@ class LongContainers:
                 self._earlier.add(kinds)
 
     def added_to_end_of(self, container: Any) -> list[object]:
-        """Return the items added to the end of a container since; none if it was not long."""
+        """Return the items added to the end of a container since its end was recorded; none if it
+        was not long, or if its last item was replaced.
+        """
         length_before, last_id_before = self.ends.get(id(container), (0, 0))
-        if length_before == 0 or id(type(container)) not in _ORDERED:
+        was_long = length_before > 0
+        if not was_long or id(type(container)) not in _ORDERED_TYPES:
             return []
         if len(container) <= length_before:
             return []
@@ -98,8 +101,8 @@ class LongContainers:
         """Return the new untracked data in long containers, such as texts, and in their older
         records.
 
-        Data with further holders is left out: it may be older, such as the texts of a data frame.
-        So is data in arrays, whose earlier texts are too many to be known.
+        Data with further holders is left out, because it may be older, such as the texts of a data
+        frame. So is data in arrays, whose earlier texts are too many to be recorded.
 
         Args:
             containers: the long containers that are still alive.
@@ -133,11 +136,12 @@ class LongContainers:
         return new_arrays
 
     def new_containers(self, containers: Iterable[Any], new_ids: Set[int]) -> list[object]:
-        """Return the new containers in long ones, and in their older records: ``[1, 2]`` after
-        ``rows[3] = [1, 2]`` or ``rows[3]["tags"] = [1, 2]``. The arguments are those of
-        ``new_data``.
+        """Return the new containers in long ones, and in their older records: the list ``[1, 2]``
+        after ``rows[3] = [1, 2]``, or after ``rows[3]["tags"] = [1, 2]``. The arguments are those
+        of ``new_data``.
 
-        A new list or dict is in ``new_ids``; a tuple of numbers may be untracked.
+        A new list or dict is in ``new_ids``. A tuple of numbers may be untracked, so it is
+        recognised by ``EarlierData``.
         """
         new_containers = list[object]()
         for container in containers:
@@ -153,10 +157,10 @@ class LongContainers:
         return new_containers
 
     def _items_and_contents_of_records(self, container: Any, new_ids: Set[int]) -> list[object]:
-        """Return the items of a long container, with the objects in the older records among them;
-        nothing if they were not recorded.
+        """Return the items of a long container, and the objects in the older records among them;
+        nothing if its items were not recorded.
 
-        A new record has come as a whole: what is in it is not listed.
+        A new record is new as a whole, so the objects in it are not listed.
         """
         if not new_ids:
             return []
@@ -174,10 +178,12 @@ class LongContainers:
 
     def with_grown_items(
         self, candidates: Sequence[Any], smallest: int, new_ids: Set[int]
-    ) -> Iterator[Grown]:
-        """Yield the long containers whose items, or what is in records, have grown together.
+    ) -> Iterator[GrownContainer]:
+        """Yield the long containers whose items, or the containers in their records, have grown
+        together.
 
-        Only long lists, sets, ... among the items count as grown: ``table["column"] += values``.
+        Only items that are long themselves are compared: after ``table["column"] += values``, the
+        list ``table["column"]``.
 
         Args:
             candidates: objects among which the containers are.
@@ -189,20 +195,23 @@ class LongContainers:
             if id(container) not in self.ends or is_new or len(container) > MOST_ITEMS:
                 continue
             items = gc.get_referents(container)
-            grown_items = self._long_and_grown(items)
-            in_records = self._long_and_grown(_contents_of_records(items))
-            grown_items += with_grown_items(in_records, items, 1, new_ids)
+            grown_items = self._grown_containers_among(items)
+            in_records = self._grown_containers_among(_contents_of_records(items))
+            grown_items += with_grown_items(in_records, items, smallest=1, new_ids=new_ids)
             yield from with_grown_items(grown_items, [container], smallest, new_ids)
 
-    def _long_and_grown(self, items: Sequence[object]) -> list[Grown]:
-        """Return the containers among the items that were long, and have grown since."""
-        return list(self._extents.grown(self._extents.long_among(items), 1))
+    def _grown_containers_among(self, items: Sequence[object]) -> list[GrownContainer]:
+        """Return the containers among the items that were long, and have grown by any bytes."""
+        return list(self._extents.grown_containers(self._extents.long_among(items), smallest=1))
 
 
 def with_grown_items(
-    grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, new_ids: Set[int]
-) -> Iterator[Grown]:
-    """Yield the parents whose items have grown by ``smallest`` bytes together.
+    grown_items: Sequence[GrownContainer],
+    parents: Sequence[object],
+    smallest: int,
+    new_ids: Set[int],
+) -> Iterator[GrownContainer]:
+    """Yield the parents whose items have grown by at least ``smallest`` bytes together.
 
     Args:
         grown_items: items that have grown.
@@ -210,7 +219,7 @@ def with_grown_items(
         smallest: minimum bytes of the growth in one parent.
         new_ids: identities of the tracked objects made since: these have not grown.
     """
-    bytes_by_item = {id(grown.item): grown.size_bytes for grown in grown_items}
+    bytes_by_item = {id(container.item): container.size_bytes for container in grown_items}
     if sum(bytes_by_item.values()) < smallest:
         return
     for parent in parents:
@@ -219,31 +228,32 @@ def with_grown_items(
         grown_ids = bytes_by_item.keys() & set(map(id, gc.get_referents(parent)))
         size_bytes = sum(map(bytes_by_item.__getitem__, grown_ids))
         if size_bytes >= smallest:
-            yield Grown(parent, size_bytes, 0, 0, len(grown_ids))
+            yield GrownContainer(parent, size_bytes, 0, 0, len(grown_ids))
 
 
 def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Return for each container its length and the identity of its last item or key, by which a
-    replaced end is seen; the identity of None for a container without order, such as a set.
+    """Return the end of each container: its length, and the identity of its last item or key, by
+    which a replaced end is seen. A container without order, such as a set, has the identity of
+    None.
     """
-    ordered = by_identity(of_types(_ORDERED, containers))
+    ordered = by_identity(of_types(_ORDERED_TYPES, containers))
     lists = [container if id(container) in ordered else () for container in containers]
     last_items = map(next, map(reversed, lists), repeat(None))
     return zip(map(len, lists), map(id, last_items), strict=True)
 
 
 def _can_be_listed(container: Any) -> bool:
-    """Return False for an object of another kind at the address of a dead container, and for a
-    container that has become too long.
+    """Return True if the items of a container can be listed: it has not become too long, and it is
+    no object of another kind at the address of a dead container.
     """
     return id(type(container)) in CONTAINER_TYPES and len(container) <= MOST_ITEMS
 
 
 def _contents_of_records(items: Sequence[object]) -> list[object]:
     """Return the objects in the records among the items of a long container: in dicts, lists and
-    tuples, and the attributes of instances of the user's classes, without the dicts of these.
+    tuples, and in the attributes of instances of the user's classes.
     """
-    contents = gc.get_referents(*of_types(_RECORDS, items))
+    contents = gc.get_referents(*of_types(_TYPES_OF_RECORDS, items))
     users_types = set[int]()
     for type_id, example in one_of_each(items).items():
         kind = type(example)
@@ -258,10 +268,10 @@ def _contents_of_records(items: Sequence[object]) -> list[object]:
 def _without_shared(
     references: Sequence[object], own_references: Mapping[int, int]
 ) -> list[object]:
-    """Return the objects that have no holder but one: the object in which they were listed.
+    """Return the objects that have no other holder than the container in which they were listed.
 
     Args:
-        references: the objects, each as often as the holder refers to it. No other variable may
+        references: the objects, each as often as the container refers to it. No other variable may
             have this list.
         own_references: the number of our further references to objects, by identity.
     """

@@ -1,7 +1,7 @@
-"""Finds the new objects that may be left of an experiment: all of them, or those near names.
+"""Finds the new objects that an experiment may have left: all of them, or those near names.
 
-After an import of many modules, most new objects are the libraries' own, in caches and in tables
-of C++ code. Then only the new objects that names lead to are searched.
+After an import of many modules, most new objects are the libraries' own, in caches and in tables of
+C++ code. Then only the new objects to which names lead are searched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ _LEVELS_NEAR_NAMES = 4
 """Steps from a name: a list, its items, the dicts of their attributes, and what is in these."""
 _MOST_NEAR = 1_000_000
 """Number of objects near names from which no further ones are listed."""
-_NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
+_CLASSES_WITHOUT_DATA = (
+    ModuleType,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    *NOT_ENTERED,
+)
 
 
 class AllNewObjects:
@@ -42,7 +49,7 @@ class AllNewObjects:
             yield list(compress(part, map(self._new_ids.__contains__, map(id, part))))
 
     def in_older_objects(self, identities: set[int]) -> list[object]:
-        """Return the new objects to which an older one refers that is not ours.
+        """Return the new objects to which an older object refers, except objects of this package.
 
         Args:
             identities: the new objects to ask about.
@@ -51,17 +58,17 @@ class AllNewObjects:
         return self._heap.referred(identities, without=without)
 
     def _ids_of_ours(self) -> set[int]:
-        """Return the identities of this package's objects: each cell changes their lists, and the
-        end watches storages.
+        """Return the identities of this package's objects that refer to new ones: the recorders of
+        cells, whose lists each cell changes, and the ends of storages that are watched.
         """
-        ours = {id(ENDS_OF_STORAGES)}
+        our_ids = {id(ENDS_OF_STORAGES)}
         for part in chunks(self._heap.tracked):
-            ours.update(map(id, recorders_of_cells(part)))
-        return ours
+            our_ids.update(map(id, recorders_of_cells(part)))
+        return our_ids
 
 
 class NewNearNames:
-    """The new objects that older ones near names keep, and the new ones behind these.
+    """The new objects to which older objects near names refer, and the new objects behind these.
 
     Args:
         names: the names and their objects.
@@ -90,8 +97,8 @@ class NewNearNames:
 
 
 def _new_near_names(names: Mapping[str, object], new_ids: set[int]) -> dict[int, object]:
-    """Return the new objects to which older ones refer that are a few references from names, by
-    identity, as far as a limit allows.
+    """Return the new objects to which older objects refer that are at most a few references from
+    names, by identity. It stops after ``_MOST_NEAR`` objects.
     """
     near = dict[int, object]()
     visited = set[int]()
@@ -103,7 +110,8 @@ def _new_near_names(names: Mapping[str, object], new_ids: set[int]) -> dict[int,
         visited.update(map(id, unvisited))
         if len(visited) > _MOST_NEAR:
             break
-        # An older dict may seem new.
+        # Behind a new object everything is new. But a dict may seem new and be older: the collector
+        # tracks it once it gets a container.
         level = [
             item
             for item in leading_objects(unvisited)
@@ -113,8 +121,8 @@ def _new_near_names(names: Mapping[str, object], new_ids: set[int]) -> dict[int,
 
 
 def new_objects_behind(items: Sequence[object], new_ids: set[int]) -> Iterator[list[object]]:
-    """Yield the new objects among the items, and those to which only new ones lead from there, in
-    parts: one for each number of references from the items.
+    """Yield the new objects among the items, and those to which only new ones lead from there. They
+    come in parts: first those among the items, then those one reference further, and so on.
     """
     visited = set[int]()
     level = leading_objects(items)
@@ -126,8 +134,9 @@ def new_objects_behind(items: Sequence[object], new_ids: set[int]) -> Iterator[l
 
 
 def objects_with_data(items: Sequence[object], new_ids: set[int]) -> list[object]:
-    """Return the new objects that may have data: no functions, for example, and instead of dicts
-    the new objects in these, because the age of a dict is uncertain.
+    """Return the new objects that may keep data of the user, so that a row may name them: no
+    functions, for example. A dict may be older than it seems, so the new objects in it are returned
+    instead.
 
     Args:
         items: new objects in older ones.
@@ -148,7 +157,7 @@ def objects_with_data(items: Sequence[object], new_ids: set[int]) -> list[object
 
 def _types_without_data(items: Sequence[object]) -> set[int]:
     """Return the types of items that keep no data of the user, such as functions and tools."""
-    types = kinds_of(items, *_NO_DATA)
+    types = kinds_of(items, *_CLASSES_WITHOUT_DATA)
     for type_id, example in one_of_each(items).items():
         if is_of_tool(example):
             types.add(type_id)

@@ -1,9 +1,9 @@
 """Finds memory of any kind that remains after an experiment: new objects, and the old objects that
 keep them.
 
-Two ways lead to them. The old objects within reach of a name are compared with their earlier
-contents, text included. Elsewhere, new objects that the collector tracks count if an old object
-refers to them.
+There are two ways to find them. The old objects within a few steps of a name are compared with
+their earlier contents, text included (``contents.py``). Everywhere else, new objects that the
+collector tracks count if an old object refers to them (``new_objects.py``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ipygpumem.inventory.remaining.remaining_rows import Remaining, RemainingRow
 
 
 class Changes(NamedTuple):
-    """The notebook's names, their contents at the start of an experiment, and the objects that are
-    new since.
+    """The changes since the start of an experiment: the names now, their contents then, and the
+    objects made since.
     """
 
     names: Mapping[str, object]
@@ -48,11 +48,11 @@ class Changes(NamedTuple):
     """Arrays and texts in older objects, which are new by their addresses."""
 
     def received(self, heap: Heap | None = None) -> list[Received]:
-        """Return the new objects in each old one to which a name leads, and new ones in unknown old
-        ones.
+        """Return the new objects in each old one to which a name leads, and at the end those in
+        unknown old ones.
 
         Args:
-            heap: the live objects, if a ``Heap`` has been made: it refers to them, too, which is no
+            heap: the live objects, if there is a ``Heap``. It refers to them, too, which is no
                 reference of the user's code.
         """
         own_references = None if heap is None else heap.own_references()
@@ -63,7 +63,9 @@ class Changes(NamedTuple):
 
 
 def _received_without_name(items: Sequence[object]) -> list[Received]:
-    """Return new objects, if there are any, as objects that an unknown older one has received."""
+    """Return new objects in the form of ``Received``, in a list: an unknown older object has
+    received them. Return nothing if there are none.
+    """
     return [Received("", (), list(items))] if items else []
 
 
@@ -75,7 +77,7 @@ def find_remaining(
     smallest: int,
     size_bytes: int,
 ) -> list[Remaining]:
-    """Return the remaining memory, in no particular order.
+    """Return the rows of the memory that remains, in no particular order.
 
     Args:
         heap: the live objects.
@@ -92,12 +94,8 @@ def find_remaining(
         new_objects = NewNearNames(changes.names, new_ids, items_received)
     else:
         new_objects = AllNewObjects(heap, new_ids)
-    # Older memory first: it is not the experiment's, and new objects lead to it, too.
-    counted.pass_over(changes.kept)
-    new_and_received = new_ids | set(map(id, items_received))
-    _measure_old(counted, list(changes.names.values()), new_and_received)
-    older = _older_behind(new_objects, items_received, changes)
-    _measure_old(counted, older, new_and_received)
+    _count_older_memory(counted, changes, new_objects, items_received)
+    # The new memory: first in the old objects near names, then anywhere.
     rows = RemainingRows(counted, smallest, size_bytes)
     rows.add_received(received)
     if rows.is_done():
@@ -112,11 +110,33 @@ def find_remaining(
     return rows.remaining
 
 
+def _count_older_memory(
+    counted: Sizes,
+    changes: Changes,
+    new_objects: AllNewObjects | NewNearNames,
+    items_received: Sequence[object],
+) -> None:
+    """Count the memory that is no row of the experiment: that of objects kept on purpose, and that
+    of older objects, to which new ones may lead.
+
+    Args:
+        counted: counts it.
+        changes: the names and the new objects.
+        new_objects: the new objects.
+        items_received: new objects in old ones, which the collector may not track.
+    """
+    counted.pass_over(changes.kept)
+    new_and_received = changes.new_ids | set(map(id, items_received))
+    _measure_old(counted, list(changes.names.values()), new_and_received)
+    older = _older_behind(new_objects, items_received, changes)
+    _measure_old(counted, older, new_and_received)
+
+
 def remaining_in_new_memory(
     items: Sequence[object], smallest: int, size_bytes: int
 ) -> list[Remaining]:
-    """Return the memory of arrays and texts that are new by their addresses; much faster than
-    ``find_remaining``.
+    """Return the rows of arrays and texts that are new by their addresses. It is used if no other
+    new object can hold the memory, and is much faster than ``find_remaining``.
 
     Args:
         items: the arrays and texts.
@@ -129,13 +149,16 @@ def remaining_in_new_memory(
 
 
 def most_bytes(changes: Changes) -> int:
-    """Return an upper bound of what ``find_remaining`` can find; costs little if that is little."""
+    """Return an upper bound of the bytes that ``find_remaining`` can find. It takes little time if
+    they are few.
+    """
     sizes = Sizes()
     sizes.pass_over(changes.kept)
     tracked = gc.get_objects()
     received = list[object]()
     for part in changes.received():
         received += part.items
+    # Each object counts once: ``together`` leaves out those that an earlier call has counted.
     received_bytes = sizes.together(received)
     are_new = list(map(changes.new_ids.__contains__, map(id, tracked)))
     sizes.pass_over(compress(map(id, tracked), map(not_, are_new)))
@@ -144,8 +167,8 @@ def most_bytes(changes: Changes) -> int:
 
 
 def _received_nearest_first(changes: Changes, heap: Heap) -> list[Received]:
-    """Return the new objects in each old one, the old object nearest to a name first: a search for
-    holders names that one, too.
+    """Return the new objects in each old one; the old object nearest to a name comes first. Its row
+    gets an object that several old ones have received, as a search for holders would name it, too.
     """
     received = list[Received]()
     for part in changes.received(heap):
@@ -159,7 +182,9 @@ def _received_nearest_first(changes: Changes, heap: Heap) -> list[Received]:
 
 
 def _measure_old(counted: Sizes, objects: Sequence[object], new_ids: set[int]) -> None:
-    """Count the memory behind old objects, without passing through new ones."""
+    """Count the memory behind old objects. The way does not lead through new objects, so that older
+    memory to which only new objects lead is not counted.
+    """
     with counted.passing_over(counted.not_counted(new_ids)):
         counted.pass_through(objects)
 
@@ -167,8 +192,8 @@ def _measure_old(counted: Sizes, objects: Sequence[object], new_ids: set[int]) -
 def _older_behind(
     new_objects: AllNewObjects | NewNearNames, received: Sequence[object], changes: Changes
 ) -> list[object]:
-    """Return the older objects to which new ones refer, such as the tail of a list after a new
-    head, and the untracked data from before the experiment.
+    """Return the older objects to which new ones refer, and the untracked data from before the
+    experiment. After ``chain = (new, chain)``, the older object is the old chain.
 
     Args:
         new_objects: the new objects.
@@ -187,5 +212,7 @@ def _older_behind(
 
 
 def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
-    """Return the new tasks that only the event loop keeps, by a future that wakes each of them."""
+    """Return the new asyncio tasks that are not done, of which nothing else is counted: only the
+    event loop keeps them, by a future that wakes each.
+    """
     return [task for task in pending_tasks(heap.tasks) if id(task) in not_counted]

@@ -1,5 +1,5 @@
-"""Rows of new objects that remain after an experiment: one for each large object, and one for many
-small ones.
+"""Makes the rows of new objects that remain after an experiment: one for each large object, and one
+for many small ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
 _MOST_PLACES = 4
 """Maximum number of places with few of a row's objects that a row leaves out."""
-_LITTLE = 0.01
-"""Maximum share of a row's bytes that it leaves out."""
+_MOST_SHARE_ELSEWHERE = 0.01
+"""Maximum share of a row's bytes in the places that it leaves out."""
 _MOST_LABELS = 200
 """Maximum number of measurements that are compared with each other."""
 _MOST_SHARED = 1_000_000
@@ -35,7 +35,9 @@ _MOST_SHARED = 1_000_000
 
 @dataclass(frozen=True)
 class Remaining:
-    """New objects that remain after an experiment, with their memory and their place."""
+    """New objects that remain after an experiment, in one row: their memory, and where they are if
+    that is known.
+    """
 
     record: RetainedArray
     """Its size, without name and holder."""
@@ -56,10 +58,11 @@ class Remaining:
     def largest_place(
         self, holders: Mapping[StorageKey, Holder], smallest: int
     ) -> Remaining | None:
-        """Return the objects that one of their holders keeps, if these are many, and the objects
-        in other places are few and small; None otherwise.
+        """Return the row without its objects in small further places, so that one line frees it;
+        None if it has no such places, or if too much is in these.
 
-        Among thousands of lists in older records may be a list of a few names elsewhere.
+        Among a thousand new lists in older records may be one list of a few names elsewhere. It is
+        not worth a row that says "and other places".
 
         Args:
             holders: the holder of each object that was searched.
@@ -70,12 +73,13 @@ class Remaining:
             holder = holders.get(object_key(item))
             places.setdefault(id(holder), []).append(item)
         in_largest, *in_other_places = sorted(places.values(), key=len, reverse=True)
-        is_divided = len(in_largest) > _MOST_ROWS and 1 <= len(in_other_places) <= _MOST_PLACES
-        if not is_divided or self.record.parts:
+        has_many_in_largest = len(in_largest) > _MOST_ROWS
+        has_few_other_places = 1 <= len(in_other_places) <= _MOST_PLACES
+        if not has_many_in_largest or not has_few_other_places or self.record.parts:
             return None
         elsewhere = list(chain.from_iterable(in_other_places))
         size = Sizes(limit=_MOST_SHARED).measure(elsewhere)
-        most_bytes_elsewhere = min(_LITTLE * self.record.size_bytes, smallest - 1)
+        most_bytes_elsewhere = min(_MOST_SHARE_ELSEWHERE * self.record.size_bytes, smallest - 1)
         if size.is_at_least or size.size_bytes > most_bytes_elsewhere:
             return None
         size_bytes = self.record.size_bytes - size.size_bytes
@@ -83,7 +87,9 @@ class Remaining:
         return replace(self, record=record, items=tuple(in_largest))
 
     def from_name(self, roots: Roots) -> Holder:
-        """Return the holder by the path from the name, with the line that removes the objects."""
+        """Return the holder of the objects by the known path from the name, with the line that
+        removes them.
+        """
         writer = PathWriter(roots, of_leaks=True)
         if len(self.items) == 1:
             return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
@@ -103,7 +109,7 @@ _NO_PLACE = _Place()
 
 
 class RemainingRows:
-    """Collects rows of new objects until they explain enough memory.
+    """Makes rows of new objects until these explain enough memory.
 
     Args:
         counted: has measured everything that is named already, and the old objects.
@@ -152,14 +158,17 @@ class RemainingRows:
         self._add_rows_of(items, _NO_PLACE)
 
     def _is_counted_by_other_row(self, item: object) -> bool:
-        """Return True for an object that the row of another object has counted."""
+        """Return True for an object whose memory is in the row of another object that leads to
+        it.
+        """
         return (
             self._counted.label_of(item) in self._position_of_label
             and id(item) not in self._with_row
         )
 
     def _add_rows_of(self, items: Sequence[object], place: _Place) -> None:
-        """Add a row for each large object, one for many of a type, and one for all small ones.
+        """Add rows for new objects: one for each large object, one for many of the same type, and
+        one for all small ones together.
 
         Args:
             items: new objects.
@@ -169,7 +178,7 @@ class RemainingRows:
         for group in self._groups(items):
             size, label = self._measure(group)
             if size.size_bytes >= self._smallest:
-                if len(group) == 1 and label:
+                if len(group) == 1 and label:  # later objects may lead to the same memory
                     self._position_of_label[label] = len(self.remaining)
                 self._add(row_of(group, size), group, place)
                 continue
@@ -184,7 +193,9 @@ class RemainingRows:
             self._scattered.extend(small)
 
     def _groups(self, items: Sequence[object]) -> Iterator[Sequence[object]]:
-        """Yield the objects that have no row yet: one by one, but many of a type together."""
+        """Yield the objects that have no row yet: of each type all together if they are many, else
+        one by one.
+        """
         # An object with one reference is found twice: in the old object that has received it, and
         # among the new objects.
         unique = [item for key, item in by_identity(items).items() if key not in self._with_row]
@@ -197,8 +208,9 @@ class RemainingRows:
                     yield [item]
 
     def _add_scattered(self) -> None:
-        """Add a row for each type of the objects that are too small for a row where they are, but
-        large together: each of 60 older objects has received a list.
+        """Add rows for the objects that were too small for a row where they are: one for each type
+        that is large in all places together, such as a list in each of 60 older objects, and one
+        for all other types.
         """
         scattered, self._scattered = self._scattered, _SmallObjects()
         mixed = _SmallObjects()
@@ -212,7 +224,8 @@ class RemainingRows:
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
         """Return the memory of a group of objects that nothing has counted yet, and the label of
-        the measurement; it is empty after many measurements, each of which compares all labels.
+        this measurement. The label is empty after ``_MOST_LABELS`` measurements: each compares all
+        labels.
         """
         self._measured += 1
         label = ""
@@ -222,17 +235,17 @@ class RemainingRows:
         return self._counted.measure(measured, label), label
 
     def _add(self, row: RetainedArray, items: Sequence[object], place: _Place) -> None:
-        """Add a row with its objects, which explains a part of the memory."""
+        """Add a row with its objects. Its bytes need no further explanation."""
         self._bytes_to_explain -= row.size_bytes
         self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), *place, self._may_be_older))
 
     def _row_with_same_memory(self, group: Sequence[object], size: Size) -> int | None:
-        """Return the position of the row of another object that leads to the same memory as an
-        object alone; None if there is none.
+        """Return the position of a row whose object leads to the same memory as an object alone;
+        None if there is none.
 
-        The memory is freed only without both. An example are the tuples of ``results.append((i,
-        model))`` in a loop: only the first one's row has the model's bytes.
+        The memory is freed only without both. After ``results.append((i, model))`` in a loop, only
+        the first tuple's row has the model's bytes, and the other tuples belong to that row.
         """
         if len(group) > 1:
             return None
@@ -273,7 +286,13 @@ class RemainingRows:
 
 
 def _record_with(row: Remaining, item: object, size: Size) -> RetainedArray:
-    """Return the record of a row with one more object, of which ``size`` is the memory."""
+    """Return the record of a row after one more object was added.
+
+    Args:
+        row: the row without the object.
+        item: the object.
+        size: the memory of the object.
+    """
     record = row.record
     sizes_by_type = Counter({record.type_name: record.size_bytes})
     if record.type_name == SEVERAL_TYPES:
@@ -301,7 +320,7 @@ class _SmallObjects:
         self.sizes = Counter[str]()
 
     def add(self, group: Sequence[object], size_bytes: int) -> None:
-        """Add objects of one type."""
+        """Add objects of one type, which have ``size_bytes`` together."""
         self.items += group
         self.sizes[type_name(group[0])] += size_bytes
 
@@ -311,7 +330,7 @@ class _SmallObjects:
         self.sizes += small.sizes
 
     def by_type(self) -> Iterator[_SmallObjects]:
-        """Yield the objects of each type."""
+        """Yield the objects of each type as a collection of their own."""
         for type_id in types_of(self.items):
             of_type = list(by_identity(of_types({type_id}, self.items)).values())
             group = _SmallObjects()

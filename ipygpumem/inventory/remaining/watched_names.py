@@ -1,5 +1,7 @@
-"""Watches the arrays of names without keeping them alive: which of an experiment's arrays are alive
-at its end?
+"""Watches the arrays of names without keeping them alive.
+
+Before an experiment deletes ``batch``, the arrays in its object are described and watched. Those
+that are still alive afterwards have another holder.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class WatchedName:
 
     @classmethod
     def of(cls, record: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
-        """Watch the arrays of a name.
+        """Watch the arrays of a name: a tensor by its storage, a NumPy array by its owner, any
+        other one by itself.
 
         Args:
             record: the name, and the sum of its arrays.
@@ -85,7 +88,9 @@ class WatchedName:
         return [array.storage for array in self.live_arrays()]
 
     def remark(self) -> str:
-        """Return the remarks on a line that frees its live arrays; empty if there are none."""
+        """Return the remarks that the line has which frees the live arrays; empty if there are
+        none.
+        """
         remarks = [self.remarks.get(storage, "") for storage in self.live_storages()]
         return "; ".join(dict.fromkeys(filter(None, remarks)))
 
@@ -95,11 +100,13 @@ class WatchedName:
         return size_of(self.live_arrays())
 
     def row(self, arrays: Iterable[Array]) -> Row:
-        """Return the row of arrays of this name, whose holder is searched."""
+        """Return the row of some arrays of this name, for a search for their holder."""
         return Row([array.storage for array in arrays], self.object_id)
 
     def divided(self, storages: Container[StorageKey]) -> Iterator[WatchedName]:
-        """Yield the arrays in ``storages``, then all other arrays; each part has its own holder."""
+        """Yield the name twice: with its arrays in ``storages``, and with its other arrays. Each
+        part has its own holder.
+        """
         for is_inside in (True, False):
             arrays = tuple(
                 pair for pair in self.arrays if (pair[1].storage in storages) is is_inside
@@ -111,7 +118,12 @@ class WatchedName:
 
 
 def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
-    """Watch each name's arrays that no earlier name holds, without keeping them alive."""
+    """Watch the arrays of names. An array that several names hold is watched for the first of them.
+
+    Args:
+        named: the names and their objects.
+        search: finds arrays, each once.
+    """
     records_and_arrays = [search.retained_by(name, value) for name, value in named]
     return [WatchedName.of(*entry) for entry in records_and_arrays if entry is not None]
 
@@ -130,7 +142,7 @@ def size_of(arrays: Iterable[Array]) -> int:
 
 
 def record_without_name(item: object) -> RetainedArray:
-    """Describe a tensor or array without a name."""
+    """Return the record of a tensor or array that has no name."""
     array = describe(item)
     if array is None:  # it was readable a moment ago
         return RetainedArray("", type_name(item), None, "", "", 0)
@@ -149,7 +161,7 @@ def places_of_numpy(watched: Iterable[WatchedName]) -> list[Span]:
 
 
 def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:
-    """Note which of the names' NumPy arrays are still on the ``heap``."""
+    """Note which of the names' NumPy arrays are still alive, because they are on the ``heap``."""
     arrays = _numpy_arrays(watched)
     if not arrays:
         return
@@ -159,7 +171,8 @@ def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:
 
 
 def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> None:
-    """End the weak references to names' NumPy arrays: from now on, an array is told by its place.
+    """End the weak references to names' NumPy arrays. From now on, an array is recognised by its
+    place in memory: NumPy does not resize an array with a weak reference.
 
     Args:
         watched: the names.

@@ -17,7 +17,10 @@ from ipygpumem.records import RetainedArray
 def with_arrays(
     row: RetainedArray, value: object, storages: Container[StorageKey]
 ) -> RetainedArray:
-    """Return an object's row whose parts have the bytes of arrays that other rows list.
+    """Return an object's row, with the bytes of its arrays added to its parts.
+
+    The object was measured without the arrays of other rows. Once such a row becomes one with the
+    object's, its bytes belong to parts of the object: for a data frame, to the column ``price``.
 
     Args:
         row: the row of the object without these arrays.
@@ -27,7 +30,8 @@ def with_arrays(
     sizes = Counter(row.parts)
     search = ArraySearch(lambda _, array: array.storage not in storages)
     for part in _parts_of_object(value):
-        # The arrays of a part with unknown objects are those that no other part has.
+        # ``search`` returns each array once. A part with unknown objects comes last, so that it
+        # gets the arrays that no other part has.
         items = [value] if part.objects is None else part.objects
         part_bytes = 0
         for item in items:
@@ -38,7 +42,7 @@ def with_arrays(
 
 
 def _parts_of_object(value: object) -> Sequence[ObjectPart]:
-    """Return the parts of an object, those with unknown objects last."""
+    """Return the parts of an object, such as columns; those whose objects are unknown come last."""
     try:
         parts = list(parts_of(value))
     except Exception as error:  # a thread changes it, or an unknown version of a library

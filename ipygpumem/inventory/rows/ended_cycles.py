@@ -1,7 +1,8 @@
-"""Ends the cycles that a printed line would leave.
+"""Puts statements before a line that end the cycles which the line alone would leave.
 
-Nothing ever frees a cycle through an array of objects. So before ``del box["x"]``, the cycle of the
-object there has to be ended: ``box["x"].rows = None; del box["x"]``.
+The collector does not see the references of an array of objects, so nothing ever frees a cycle
+through one. Before ``del box["x"]``, the cycle of the object there has to be ended:
+``box["x"].rows = None; del box["x"]``.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from ipygpumem.inventory.rows.held_rows import HeldRow
 
 _MOST_ROWS = 50
 """Maximum number of rows, the largest ones, whose lines are examined."""
-_FREED = 0.9
-"""Least share of a row's bytes that its line frees."""
+_LEAST_FREED_SHARE = 0.9
+"""Minimum share of a row's bytes that a line must free for it to be left as it is."""
 
 
 class EndedCycles(NamedTuple):
-    """Rows, with lines that also end cycles through arrays of objects."""
+    """The rows, whose lines now end the cycles through arrays of objects, too."""
 
     rows: list[HeldRow]
     arrays: dict[str, set[int]]
@@ -40,7 +41,7 @@ def with_ended_cycles(
     roots: Roots,
     arrays: Sequence[Any],
 ) -> EndedCycles:
-    """Return the rows with the lines that end cycles in front of their own lines.
+    """Return the rows; a line that would leave a cycle gets the statements that end it in front.
 
     Args:
         rows: the rows, the largest first.
@@ -64,17 +65,19 @@ def with_ended_cycles(
 
 
 def _may_be_in_cycles(arrays: Sequence[Any]) -> bool:
-    """Return True if an array contains more than text and numbers."""
+    """Return True if an array has objects as elements that may refer to the array: more than text
+    and numbers.
+    """
     of_objects = compress(arrays, holding_objects(arrays))
     items = chain.from_iterable(flat_elements(array) or () for array in of_objects)
     return any(map(gc.is_tracked, items))
 
 
 class _CycleEnd(NamedTuple):
-    """The end of the cycles behind a line."""
+    """The end of the cycles that would stay after a line."""
 
     lines: list[str]
-    """The lines that end them; none if they are further inside."""
+    """The lines that end them; none if the cycles are so deep inside that no line can."""
     arrays: set[int]
     """The identities of the arrays through which they lead."""
 
@@ -85,7 +88,8 @@ def _end_of_cycles(
     removed_objects: Mapping[int, object],
     namespaces: Iterable[int],
 ) -> _CycleEnd | None:
-    """Return the end of the cycles that keep memory after a line; None if the line frees it.
+    """Return the end of the cycles that would keep memory after a line; None if the line frees the
+    memory without that.
 
     Args:
         size_bytes: the memory.
@@ -93,24 +97,32 @@ def _end_of_cycles(
         removed_objects: the objects at the end of these references, by identity.
         namespaces: the identities of the dicts with the user's names.
     """
-    codes = dict[int, str]()
-    """The code of each removed object, by its identity."""
-    for cut in cuts:
-        for reference in cut.single_references():
-            if reference.removed_id in removed_objects:
-                codes[reference.removed_id] = reference.target
+    codes = _codes_of_removed(cuts, removed_objects)
     if not codes:
         return None
     region = Region([removed_objects[key] for key in codes], namespaces=namespaces)
     cycles = region.in_hidden_cycles()
     if not cycles:
         return None
-    kept = region.reach(cycles)
-    freed = region.reach(codes.keys()) - kept
+    kept_by_cycles = region.reach(cycles)
+    freed = region.reach(codes.keys()) - kept_by_cycles
     # A removed object that is in a cycle cannot be reached afterwards, to end the cycle then.
-    is_removed_kept = not kept.isdisjoint(codes)
-    if not is_removed_kept and region.bytes_of(freed).total() >= _FREED * size_bytes:
+    is_removed_kept = not kept_by_cycles.isdisjoint(codes)
+    is_enough_freed = region.bytes_of(freed).total() >= _LEAST_FREED_SHARE * size_bytes
+    if is_enough_freed and not is_removed_kept:
         return None
     arrays = [region.objects[key] for key in cycles]
     with_code = [(code, removed_objects[key]) for key, code in codes.items() if code]
     return _CycleEnd(lines_that_end_cycles(with_code, arrays, region.reader.barriers), cycles)
+
+
+def _codes_of_removed(cuts: Sequence[Cut], removed_objects: Mapping[int, object]) -> dict[int, str]:
+    """Return the code of each object to which references lead, such as ``box["x"]``, by its
+    identity. The arguments are those of ``_end_of_cycles``.
+    """
+    codes = dict[int, str]()
+    for cut in cuts:
+        for reference in cut.single_references():
+            if reference.removed_id in removed_objects:
+                codes[reference.removed_id] = reference.target
+    return codes

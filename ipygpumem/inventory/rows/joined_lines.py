@@ -1,5 +1,7 @@
-"""Joins rows whose lines depend on each other: run one after the other, the second would fail, or
-remove another object.
+"""Joins rows whose lines depend on each other.
+
+Run one after the other, the second line would fail (``del runs["opt"]``, then
+``runs["opt"].zero_grad()``) or remove another object (``del runs[0]``, then ``del runs[1]``).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ipygpumem.inventory.rows.joint_rows import (
 
 _MOST_COMPARED = 40
 """Maximum number of rows whose lines are compared with each other."""
-_MOST_ITEMS = 4
+_MOST_WITHOUT_LOOP = 4
 """Maximum number of items of a list that are deleted without a loop."""
 
 
@@ -38,8 +40,8 @@ def joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one row for all objects that the same line deletes or clears: run
-    again, the line would fail or free nothing.
+    """Return the rows, with one row for all whose line is the same and works only once: run for the
+    second row, it would fail or free nothing.
 
     Examples are ``%xdel _4`` for each part of a model that a cell has shown, and
     ``layers.zero_grad()`` for each module of a ``ModuleDict``.
@@ -70,11 +72,11 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one row for all whose lines delete items of one list, or clear the
-    items' gradients.
+    """Return the rows, with one row for all whose lines delete items of the same list, or clear the
+    gradients of its items.
 
-    After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
-    modules, each with a gradient.
+    After ``del runs[0]``, ``del runs[1]`` would delete another item. And a list may have a hundred
+    modules with gradients, whose lines would fill a page.
     """
     rows_by_list = dict[tuple[str, str], dict[int, list[HeldRow]]]()
     """The rows by the code of their list and the ending of their line, then by position."""
@@ -93,11 +95,12 @@ def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]]) -> list[HeldRow]:
-    """Return one row for the rows whose lines are about items of a list, or the only row.
+    """Return, in a list, one row for the rows whose lines are about items of a list. A single row
+    is returned unchanged.
 
     Args:
         owner: the code of the list.
-        ending: that of ``ItemLine``.
+        ending: the end of each statement, as in ``ItemLine``.
         rows_at: the rows by the position of their item.
     """
     rows = [row for of_item in rows_at.values() for row in of_item]
@@ -113,7 +116,8 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
 
 
 def _line_for_items(owner: str, ending: str, positions: Sequence[int]) -> str:
-    """Return the line about items of a list: ``del runs[3]; del runs[0]``, or a loop for many.
+    """Return the line about several items of a list: ``del runs[3]; del runs[0]``, or a loop if
+    they are many: ``for _position in 9, 7, 5, 3, 1: del runs[_position], _position``.
 
     Args:
         owner: the code of the list.
@@ -122,20 +126,25 @@ def _line_for_items(owner: str, ending: str, positions: Sequence[int]) -> str:
     """
     # Deleting an item moves the later ones up, so the last one is deleted first.
     in_order = sorted(positions, reverse=not ending)
-    if len(in_order) <= _MOST_ITEMS:
+    if len(in_order) <= _MOST_WITHOUT_LOOP:
         return in_sequence([_statement_of_item(owner, ending, position) for position in in_order])
-    listed = ", ".join(map(str, in_order))
+    positions_text = ", ".join(map(str, in_order))
     if ending and in_order[-1] - in_order[0] == len(in_order) - 1:
-        listed = f"range({in_order[0]}, {in_order[-1] + 1})"
+        positions_text = f"range({in_order[0]}, {in_order[-1] + 1})"
     variable = variable_for(owner, "_position")
     statement = _statement_of_item(owner, ending, variable)
     deletion_of_variable = f"; del {variable}" if ending else f", {variable}"
-    return f"for {variable} in {listed}: {statement}{deletion_of_variable}"
+    return f"for {variable} in {positions_text}: {statement}{deletion_of_variable}"
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
-    """Return the statement about one item: ``del runs[0]``, or with an ending, such as
-    ``layers[0].zero_grad()``.
+    """Return the statement about one item of a list: ``del runs[0]`` without an ending,
+    ``layers[0].zero_grad()`` with one.
+
+    Args:
+        owner: the code of the list.
+        ending: the end of the statement; empty to delete the item.
+        position: the position, or the variable for it in a loop.
     """
     item = f"{owner}[{position}]"
     return f"{item}{ending}" if ending else f"del {item}"
@@ -145,10 +154,10 @@ def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
 
 
 def _joined_by_names(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one row for two if the line of the first names an object that the line
-    of the second removes.
+    """Return the rows, with one row for each two of which the line of the first names an object
+    that the line of the second removes.
 
-    Run in any order, one of their lines would fail: ``del runs["opt"]`` and
+    In the wrong order, one of the lines would fail: ``del runs["opt"]``, then
     ``runs["opt"].zero_grad()``.
     """
     if len(rows) > _MOST_COMPARED:
@@ -172,8 +181,8 @@ def _joined_by_names(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None:
-    """Return a row whose line names an object, and the row whose line removes the object; None if
-    there are no such rows.
+    """Return the row whose line uses an object, and the row whose line removes that object; None if
+    there are no two such rows.
     """
     with_lines = list[tuple[HeldRow, _Expressions]]()
     for row in rows:
@@ -187,7 +196,7 @@ def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None
 
 
 class _Expressions(NamedTuple):
-    """The code of objects in a line."""
+    """The code of the objects that a line uses and removes."""
 
     used: set[str]
     """Objects of which the line uses an attribute or item."""
@@ -225,14 +234,21 @@ class _Expressions(NamedTuple):
         return expressions
 
     def fails_after(self, other: _Expressions) -> bool:
-        """Return True if this line would fail after another one, or be about another object."""
+        """Return True if this line would fail, or be about another object, once another one has
+        run.
+        """
         if not self.used.isdisjoint(other.removed):
             return True
         return not self.containers.isdisjoint(other.emptied)
 
 
 def _lists_of(targets: Iterable[ast.expr]) -> Iterator[str]:
-    """Yield the lists from which ``del`` removes items by position."""
+    """Yield the code of each list from which ``del`` removes items by position: ``rows`` for
+    ``del rows[0], rows[2:5]``.
+
+    Args:
+        targets: the targets of the statement.
+    """
     for target in targets:
         match target:
             case ast.Subscript(value=owner, slice=ast.Slice() | ast.Constant(value=int())):

@@ -1,4 +1,6 @@
-"""One row of memory for several rows: its name, its size and what it shows of them."""
+"""Makes one row of memory for several rows: its name, its size, its types, and what it shows of
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MOST_NAMES = 3
 
 
 def comment_of(rows: Iterable[HeldRow]) -> str:
-    """Return the comments on the lines of rows, joined."""
+    """Return the comments on the lines of rows, joined into one."""
     return comments_of(row.holder.remedy for row in rows if row.holder is not None)
 
 
@@ -28,7 +30,9 @@ def cuts_of(rows: Iterable[HeldRow]) -> list[Cut]:
 
 
 def row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
-    """Return one row for several, with one holder for all of them."""
+    """Return one row for several, with one holder for all of them: ``3 × Tensor float32 64×64`` if
+    they look alike, else ``several types`` with the bytes of each type.
+    """
     records = records_of(rows)
     first = records[0]
     whole = replace(
@@ -38,7 +42,7 @@ def row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
         objects=sum(row.objects for row in records),
         cell=first.cell if are_equal(row.cell for row in records) else None,
     )
-    if are_equal(map(_shown_fields, records)):
+    if are_equal(map(_fields_of_equal_rows, records)):
         whole = replace(whole, parts=largest_parts(records))
     else:
         whole = _row_of_different_objects(whole, records)
@@ -51,8 +55,12 @@ def rows_largest_first(rows: Sequence[HeldRow]) -> list[HeldRow]:
 
 
 def text_of_several(first: Holder, number: int) -> str:
-    """Return the words for a number of references, given the holder of the first, such as ``4
-    matplotlib figures``.
+    """Return the words for several references, given the holder of the first:
+    ``4 matplotlib figures``, or the path and ``3 more``.
+
+    Args:
+        first: the holder of the first one.
+        number: the number of references.
     """
     if number == 1:
         return first.path
@@ -67,7 +75,7 @@ def records_of(rows: Iterable[HeldRow]) -> list[RetainedArray]:
 
 
 def largest_parts(rows: Iterable[RetainedArray]) -> dict[str, int]:
-    """Return the largest parts of rows; parts of the same name are added."""
+    """Return the largest parts of all rows together, by name: parts of the same name are summed."""
     parts = Counter[str]()
     for row in rows:
         parts.update(row.parts)
@@ -75,7 +83,9 @@ def largest_parts(rows: Iterable[RetainedArray]) -> dict[str, int]:
 
 
 def sum_of(rows: Sequence[RetainedArray], shown: RetainedArray) -> RetainedArray:
-    """Return a row that looks like ``shown``, with the bytes and the certainty of all rows."""
+    """Return a row with the fields of ``shown``, but with the bytes and the certainty of all rows
+    together.
+    """
     size_bytes = 0
     libraries = set[str]()
     for row in rows:
@@ -100,7 +110,8 @@ def are_equal(values: Iterable[object]) -> bool:
 
 
 def _row_of_different_objects(whole: RetainedArray, rows: Sequence[RetainedArray]) -> RetainedArray:
-    """Return the row of objects that differ, with the bytes of each type.
+    """Return the row of objects that do not look alike: it shows the bytes of each type, and no
+    shape.
 
     Args:
         whole: the row of all, which looks like the first of ``rows``.
@@ -121,13 +132,15 @@ def _row_of_different_objects(whole: RetainedArray, rows: Sequence[RetainedArray
 
 
 def _names_of(rows: Sequence[RetainedArray]) -> str:
-    """Return the names of rows, or the first of them."""
+    """Return the names of rows, each once: ``x, y``. Of more than ``MOST_NAMES``, the first ones
+    and an ellipsis.
+    """
     names = list(dict.fromkeys(row.name for row in rows if row.name))
     if len(names) > MOST_NAMES:
         names = [*names[:MOST_NAMES], "…"]
     return ", ".join(names)
 
 
-def _shown_fields(row: RetainedArray) -> tuple[object, ...]:
+def _fields_of_equal_rows(row: RetainedArray) -> tuple[object, ...]:
     """Return the fields by which rows look alike: the type, dtype, shape and device."""
     return row.type_name, row.dtype, row.shape, row.device

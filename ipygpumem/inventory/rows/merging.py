@@ -1,7 +1,8 @@
-"""Joins the rows of memory that one container holds into one, with one line that frees all of it.
+"""Joins the rows of memory that one container holds into one row, with one line that frees all of
+it.
 
 Lines of their own would fail after the first one: ``del runs[0]`` moves the list's later items up.
-The arrays of an object and its other memory, which are found separately, are one row, too.
+The arrays of an object and its other memory, which are found separately, become one row, too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _MOST_OWNERS = 12
 
 
 def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, the largest first, with one row for each object and each container."""
+    """Return the rows, the largest first: one row for each object, and for all memory that one line
+    frees. ``row_groups.py`` decides which rows these are.
+    """
     merged_rows = list[HeldRow]()
     with_lines = list[HeldRow]()
     for row in _one_row_per_object(rows):
@@ -47,7 +50,7 @@ def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
             with_lines.append(row)
         else:
             merged_rows.append(row)
-    for group in grouped(_with_arrays_inside(with_lines)):
+    for group in grouped(_with_one_row_for_object_and_arrays(with_lines)):
         merged_rows += _rows_of_group(group)
     return rows_largest_first(joined_by_lines(merged_rows))
 
@@ -57,8 +60,8 @@ def remarks_on_possibly_older(
     of_experiments: Sequence[HeldRow],
     of_any_age: Sequence[HeldRow],
 ) -> dict[str, str]:
-    """Return the remark on each line that frees memory of experiments together with memory that may
-    be older.
+    """Return a remark for each line that frees memory of experiments together with memory of
+    unknown age: ``8 MiB of it may be older than the experiment``.
 
     Args:
         rows: the merged rows.
@@ -77,7 +80,12 @@ def remarks_on_possibly_older(
 
 
 def _is_freed_with(part: HeldRow, row: HeldRow) -> bool:
-    """Return True if the line of a row removes all that the line of another row removes."""
+    """Return True if the line of a merged row also removes all that the line of a part removes.
+
+    Args:
+        part: a row before it was merged.
+        row: the merged row.
+    """
     if part.holder is None or row.holder is None:
         return False
     if part.line == row.line:
@@ -86,10 +94,13 @@ def _is_freed_with(part: HeldRow, row: HeldRow) -> bool:
 
 
 def holder_of_all(holders: Sequence[Holder]) -> Holder:
-    """Return the holder of many objects, with one line that frees all of them if there is one."""
+    """Return one holder for many objects, given the holder of each. Its line frees all of them, if
+    there is such a line; otherwise it is advice in words.
+    """
     first = holders[0]
     if holders.count(first) == len(holders):
         return first
+    # Rows without figures, only to merge their lines.
     rows = list[HeldRow]()
     cuts = list[Cut]()
     for holder in holders:
@@ -112,7 +123,8 @@ def holder_of_all(holders: Sequence[Holder]) -> Holder:
 
 
 def holder_of_registered(roots: Sequence[Root]) -> Holder:
-    """Return the holder of objects of one registry, with one line that removes all of them.
+    """Return the holder of objects that one registry keeps, such as ``4 matplotlib figures``, with
+    the line that removes all of them.
 
     Args:
         roots: the root of each object, with its reference.
@@ -127,7 +139,9 @@ def holder_of_registered(roots: Sequence[Root]) -> Holder:
 
 
 def _one_row_per_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one row for all that have the same name and the same holder."""
+    """Return the rows, with one row for all that have the same name and the same holder: the
+    columns of a data frame were found as arrays, its other memory by itself.
+    """
     by_object = dict[tuple[str, Holder], list[HeldRow]]()
     """The rows by their name and holder."""
     unnamed = list[HeldRow]()
@@ -140,24 +154,27 @@ def _one_row_per_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
 
 
 def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
-    """Return one row for the arrays of an object and for its other memory."""
+    """Return one row for the arrays of an object and for its other memory. It looks like the first
+    row with arrays, if there is one.
+    """
     if len(rows) == 1:
         return rows[0]
     of_object = records_of(rows)
-    shown = of_object[0]
+    row_to_show = of_object[0]
     for row in reversed(of_object):
         if row.arrays:
-            shown = row
+            row_to_show = row
     whole = replace(
-        sum_of(of_object, shown), device=devices_of(of_object), parts=largest_parts(of_object)
+        sum_of(of_object, row_to_show), device=devices_of(of_object), parts=largest_parts(of_object)
     )
     return HeldRow(whole, rows[0].holder)
 
 
-def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one row for an object and all arrays inside it.
+def _with_one_row_for_object_and_arrays(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    """Return the rows, with one row for an object and all arrays inside it, if one line frees all
+    of them.
 
-    Two frames in a dict are two objects, although each of their arrays was found by itself.
+    Two frames in a dict stay two rows, although each of their arrays was found by itself.
     """
     by_cuts = dict[tuple[Cut, ...], list[HeldRow]]()
     for row in rows:
@@ -176,23 +193,28 @@ def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
 
 
 def _object_around(group: Sequence[HeldRow]) -> HeldRow | None:
-    """Return the row of the object in which all other rows of a group are arrays without a name,
-    such as a data frame; None if there is none.
+    """Return the row of the object, such as a data frame, inside which all other rows of a group
+    are: arrays without a name. Return None if the group is not of that kind.
     """
     if any(row.cuts != group[0].cuts for row in group):
         return None
-    objects = [row for row in group if row.row.arrays == 0]
+    rows_without_arrays = [row for row in group if row.row.arrays == 0]
     has_named_arrays = any(row.row.name for row in group if row.row.arrays)
-    if len(objects) != 1 or objects[0].row.objects > 1 or has_named_arrays:
+    if has_named_arrays or len(rows_without_arrays) != 1:
         return None
-    return objects[0]
+    (around,) = rows_without_arrays
+    if around.row.objects > 1:
+        return None
+    return around
 
 
 # -- rows of groups -------------------------------------------------------------------------------
 
 
 def _rows_of_group(group: list[HeldRow]) -> list[HeldRow]:
-    """Return one row for a group, or rows for its parts if no line can free all of it."""
+    """Return one row for a group. If no line can free all of it, return rows for its parts, one for
+    each container.
+    """
     if len(group) == 1:
         return group
     whole = _row_with_one_line(group)
@@ -202,7 +224,7 @@ def _rows_of_group(group: list[HeldRow]) -> list[HeldRow]:
     for row in group:
         by_owner.setdefault(row.cuts[0].owner_id, []).append(row)
     if len(by_owner) == 1:
-        return group
+        return group  # it cannot be divided further
     rows = list[HeldRow]()
     for part in by_owner.values():
         rows += _rows_of_group(part)

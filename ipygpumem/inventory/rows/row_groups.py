@@ -21,7 +21,11 @@ _Reference = tuple[int, str]
 
 
 def grouped(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
-    """Return the rows, which all have lines, in groups that one line may free."""
+    """Return the rows, which all have lines, in groups that one line may free.
+
+    Rows with a common key are in one group, also by a chain of rows: the first has a key in common
+    with the second, and the second another one with the third.
+    """
     if len(rows) < 2:
         return [list(rows)] if rows else []
     changed_places = _ChangedPlaces.of(rows)
@@ -31,6 +35,7 @@ def grouped(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
         for key in _keys_of_groups(row, changed_places):
             earlier_group = group_of_key.setdefault(key, group)
             if earlier_group is not group:
+                # This row belongs to two groups: they become one.
                 earlier_group += group
                 _replace_group(group_of_key, group, earlier_group)
                 group = earlier_group
@@ -43,19 +48,25 @@ def grouped(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
 
 
 def _replace_group(
-    group_of_key: dict[object, list[HeldRow]], group: list[HeldRow], replacement: list[HeldRow]
+    group_of_key: dict[object, list[HeldRow]], group: list[HeldRow], joined_group: list[HeldRow]
 ) -> None:
-    """Put the replacement at all keys of a group, whose rows it has."""
+    """Let all keys of a group lead to another one that now has its rows, too.
+
+    Args:
+        group_of_key: the group of each key.
+        group: the group whose rows have been added to the other one.
+        joined_group: the other one.
+    """
     for key, group_there in group_of_key.items():
         if group_there is group:
-            group_of_key[key] = replacement
+            group_of_key[key] = joined_group
 
 
 # -- keys of groups -------------------------------------------------------------------------------
 
 
 def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
-    """Yield the keys of the groups to which a row belongs: rows with a common key are one group.
+    """Yield the keys of a row: rows with a common key are freed by one line.
 
     Args:
         row: the row.
@@ -64,7 +75,7 @@ def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
     yield row.cuts  # the same line frees all rows with these references
     for cut in row.cuts:
         outer_references = list(_outer_references(cut))
-        # ``runs[1]`` and ``runs[2]``: one line removes both.
+        # ``runs[1]`` and ``runs[2]``: one line removes both, with the container as their key.
         is_key_by_position = cut.kind is Kind.KEY and cut.owner_id in changed.crowded
         if _is_merged_by_container(row, cut) or is_key_by_position:
             yield cut.owner_id
@@ -73,8 +84,8 @@ def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
             if reference.kind is Kind.CALL and reference.owner_id in changed.registries:
                 yield reference.owner_id
             # ``runs["a"]`` and ``runs["a"].model``: the second line fails after the first one.
-            if _key_of_reference(reference) in changed.conflicting:
-                yield _key_of_reference(reference)
+            if _comparable(reference) in changed.conflicting:
+                yield _comparable(reference)
         for outer in outer_references:
             # ``runs[1].model = None`` is about another item after ``del runs[0]``.
             if outer.kind in WITH_POSITIONS and outer.owner_id in changed.containers:
@@ -84,8 +95,9 @@ def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
 
 
 def _keys_of_loop(cut: Cut) -> Iterator[object]:
-    """Yield the key of the rows whose references one loop removes, if the reference is inside the
-    item of a list: ``runs[0]["grad"]``, ``runs[1]["grad"]`` and so on.
+    """Yield the key of the rows that one loop frees: ``for _item in runs: del _item["grad"]``, for
+    the references ``runs[0]["grad"]``, ``runs[1]["grad"]`` and so on. Other references have no such
+    key.
     """
     item = cut.outer
     if item is not None and item.kind is Kind.ITEM:
@@ -96,8 +108,8 @@ def _keys_of_loop(cut: Cut) -> Iterator[object]:
 def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:
     """Return True if one line removes a row together with the other rows of its container.
 
-    A row with a name has a line of its own, unless that line would move the other items, or one
-    statement removes all of them.
+    A row with a name has a line of its own; unless that line would move the other items of the
+    container, or one statement removes all of them.
     """
     if cut.size == 0:  # it is in no container
         return False
@@ -108,7 +120,9 @@ def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:
 
 
 class _ChangedPlaces(NamedTuple):
-    """Places that the line of one row changes for the line of another one."""
+    """Places that the line of one row changes, so that the line of another row may fail or remove
+    something else.
+    """
 
     containers: set[int]
     """Identities of the containers from which lines remove items: their other items move."""
@@ -117,8 +131,8 @@ class _ChangedPlaces(NamedTuple):
     by their positions in it, ``list(runs)[2]``, which the line of another key changes.
     """
     registries: set[int]
-    """Lists with a call that removes an item, such as a logger's handlers, from which one line
-    removes an item, and through which another one leads.
+    """Registries, such as the list of a logger's handlers, from which one line removes an item by a
+    call, and through which the reference that another line removes is reached.
     """
     conflicting: set[_Reference]
     """References after whose removal by one line another line would raise an error."""
@@ -134,7 +148,9 @@ class _ChangedPlaces(NamedTuple):
 
 
 def _number_of_removed_items(rows: Sequence[HeldRow]) -> Counter[int]:
-    """Return the number of items that lines remove from each container, by its identity."""
+    """Return the number of items that all lines together remove from each container, by the
+    container's identity.
+    """
     number_of_items = Counter[int]()
     for row in rows:
         for cut in row.cuts:
@@ -145,8 +161,9 @@ def _number_of_removed_items(rows: Sequence[HeldRow]) -> Counter[int]:
 
 
 def _shared_registries(rows: Sequence[HeldRow]) -> set[int]:
-    """Return the registries from which one line removes an item by a call, and through which
-    another one leads.
+    """Return the registries from which one line removes an item by a call
+    (``logger.removeHandler(...)``), and through which another line leads
+    (``logger.handlers[0].rows.clear()``).
     """
     called = set[int]()
     led_through = set[int]()
@@ -161,28 +178,30 @@ def _shared_registries(rows: Sequence[HeldRow]) -> set[int]:
 
 
 def _conflicting_references(rows: Sequence[HeldRow]) -> set[_Reference]:
-    """Return the references that the lines of two rows both remove, or that one removes and another
-    leads through.
+    """Return the references because of which one line would fail after another: both lines remove
+    it, or one removes it and the other leads through it (``runs["a"]`` and ``runs["a"].model``).
     """
     number_of_lines = Counter[_Reference]()
     led_through = set[_Reference]()
     for row in rows:
         removed = set[_Reference]()
         for cut in row.cuts:
-            removed.update(map(_key_of_reference, cut.single_references()))
-            led_through.update(map(_key_of_reference, _outer_references(cut)))
+            removed.update(map(_comparable, cut.single_references()))
+            led_through.update(map(_comparable, _outer_references(cut)))
         number_of_lines.update(removed)
     removed_twice = {reference for reference, number in number_of_lines.items() if number > 1}
     return removed_twice | (number_of_lines.keys() & led_through)
 
 
-def _key_of_reference(cut: Cut) -> _Reference:
-    """Return the key by which the references of different lines are compared."""
+def _comparable(cut: Cut) -> _Reference:
+    """Return a reference in a form that is equal for the same reference in different lines."""
     return cut.owner_id, cut.target
 
 
 def _outer_references(cut: Cut) -> Iterator[Cut]:
-    """Yield the references on the way to a reference."""
+    """Yield the references on the way to a reference, the nearest first: those to ``runs[0]`` and
+    ``runs`` for ``runs[0].model``.
+    """
     outer = cut.outer
     while outer is not None:
         yield outer

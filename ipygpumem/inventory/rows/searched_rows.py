@@ -1,4 +1,6 @@
-"""Decides which rows of several objects get a search for holders, and names one holder for each."""
+"""Decides for rows of several objects if one search finds the holder of each object, and names one
+holder for all of them.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ MOST_SEARCHED = 20_000
 
 
 def is_searched_together(items: Sequence[object], number_searched: int) -> bool:
-    """Return True if one search finds the holders of all objects of a row of several.
+    """Return True if the holder of each object of a row is to be searched; otherwise that of the
+    first one stands for all.
 
     Args:
         items: the objects.
-        number_searched: the number of objects of other rows that it searches.
+        number_searched: the number of objects of other rows that the same search has.
     """
     if len(items) > _MOST_MIXED and len(types_of(items)) > 1:
         # No line removes them all, and the search takes half a minute after an import of sympy.
@@ -38,7 +41,7 @@ def holder_of_several(
     row: Row | None,
     holders: Mapping[StorageKey, Holder],
 ) -> Holder:
-    """Return the holder of several objects.
+    """Return one holder for several objects, with one line that frees all of them if there is one.
 
     Args:
         items: the objects.

@@ -66,8 +66,10 @@ def _next_word(command: Command, words: Iterable[str]) -> _NextWord:
             must_be_value = False
             if not open_option.many:
                 open_option = None
-        elif positional and not (positional[0].many or positional[0].is_joined):
-            positional.pop(0)
+        elif positional:
+            takes_further_words = positional[0].many or positional[0].is_joined
+            if not takes_further_words:
+                positional.pop(0)
     if open_option is None and positional:
         return _NextWord(positional[0], must_be_value)
     return _NextWord(open_option, must_be_value)

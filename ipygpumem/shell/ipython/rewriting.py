@@ -216,7 +216,10 @@ def loop_over_body(tree: Any, shell: Any) -> None:
     unchanged.
     """
     body = _body_to_repeat(tree)
-    if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles_without_loop(body):
+    if not body:
+        return
+    is_changed_already = getattr(body[0], "ipygpumem_loop", False)  # with transformers of the user
+    if is_changed_already or not _compiles_without_loop(body):
         return
     number = len(body)
     loop: Any = _located_statement(body[0], _LOOP)

@@ -48,7 +48,8 @@ def _sparse_mask(kernel: Kernel, args: Any) -> None:
 def _embedding_backward(kernel: Kernel, args: Any) -> None:
     """Log the gradient of an embedding's table, after a sort of the indices if they are many.
 
-    The sort also counts how often each index occurs (``scale_grad_by_freq=True``).
+    A few indices are also sorted if the code asks for their frequencies
+    (``scale_grad_by_freq=True``).
     """
     gradient, indices, rows, _, by_frequency = args[:5]
     has_few_indices = indices.numel() <= MOST_INDICES_WITHOUT_SORT

@@ -210,7 +210,7 @@ def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: An
         if not indices.are_adjacent:
             # A copy of the target with the indexed dimensions first.
             stack.enter_context(kernel.blocks([target.nbytes]))
-        # Positions, sorted positions, and their order.
+        # The sorted positions, and the numbers of the values before and after the sort.
         stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
         bits = _bits_of_positions(target.shape, indices)
         kernel.allocate_briefly(sort_bytes(indices.positions_count, bits))
