@@ -505,10 +505,7 @@ def test_a_child_that_ignores_ctrl_c_is_ended_by_the_second(kernel: Kernel) -> N
     )
     reply = run_failing(
         kernel,
-        f"""
-        %%isolate
-        {code}while True: time.sleep(1)
-        """,
+        f"%%isolate\n{code}while True: time.sleep(1)",
         "KeyboardInterrupt",
         interrupt_when="now",
     )
@@ -588,18 +585,14 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
     with Kernel(env={**os.environ, "OMP_NUM_THREADS": "2"}) as kernel:
         run_cells(
             kernel,
-            f"""
-            %load_ext ipygpumem
-            import torch
-            {code}threads = torch.get_num_threads()
-            """,
+            "%load_ext ipygpumem",
+            "import torch",
+            code,
+            "threads = torch.get_num_threads()",
         )
         run_quietly(
             kernel,
-            f"""
-            %%isolate --time 300
-            {code}assert torch.get_num_threads() == threads
-            """,
+            f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads",
         )
         run_cells(
             kernel,
@@ -608,10 +601,7 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
         )
         run_quietly(
             kernel,
-            f"""
-            %%isolate --time 300
-            {code}assert torch.get_num_threads() == 1
-            """,
+            f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1",
         )
         run_cells(
             kernel,

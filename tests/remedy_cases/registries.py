@@ -23,8 +23,8 @@ def _in_handler(logger: str) -> Case:
         handler.data = x
         {logger}.addHandler(handler)
         """
-    works = "logging.getLogger('mine').error('goes on')"
-    return Case(code, setup="import logging", after=works, sees_libraries=True)
+    still_works = "logging.getLogger('mine').error('goes on')"
+    return Case(code, setup="import logging", after=still_works, sees_libraries=True)
 
 
 REGISTRIES: dict[str, Case] = {
