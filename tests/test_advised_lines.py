@@ -7,9 +7,11 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.report.layout import TO_FREE, Listing, Report, Table
 from ipygpumem.shell.advised_lines import AdvisedLines
-from tests.steps import kernel_with, needs, run_cells
+from tests.steps import HIDE_LIBRARIES, kernel_with, needs, run_cells
 
-notebook = kernel_with("import gc, weakref\nimport numpy as np\n%load_ext ipygpumem")
+notebook = kernel_with(
+    "import gc, weakref\nimport numpy as np\n%load_ext ipygpumem", HIDE_LIBRARIES
+)
 CYCLE = """
 class Node:
     def __init__(self, parent=None):

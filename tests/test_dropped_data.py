@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import experiment, kernel_with, run_cells
+from tests.steps import SHOW_LIBRARIES, experiment, run_cells, tidied_kernel
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -44,7 +44,9 @@ def mib_of(value):
     from ipygpumem.heap.sizes.sizes import Sizes
     return Sizes().measure(value).size_bytes / 2 ** 20
 """
-kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)
+shared_kernel, kernel = tidied_kernel(
+    "%reset -f", "%config IPyGpuMem.quiet = True", _DEFINITIONS, hides_libraries=True
+)
 
 
 class Row(NamedTuple):
@@ -231,7 +233,8 @@ def line_of(kernel: Kernel, before: str, code: str) -> str:
             id="the result of an older future with a dict of attributes",
         ),
         pytest.param(
-            """
+            f"""
+            {SHOW_LIBRARIES}
             import sys
             o = [np.ones(4 * MIB)]
             """,

@@ -89,9 +89,9 @@ def test_an_array_of_an_earlier_experiment_is_not_listed_again(notebook: Kernel)
     ],
     ids=["instance", "tuple"],
 )
-def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, code: str) -> None:
+def test_no_line_removes_an_older_array_that_has_a_new_holder(notebook: Kernel, code: str) -> None:
     run_cells(
-        kernel,
+        notebook,
         OLDER_RECORDS,
         """
         many = [{'number': each, 'list': [each]} for each in range(60_000)]
@@ -99,9 +99,9 @@ def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, co
         """,
         experiment(code),
     )
-    for row in record_rows(kernel):
-        run_cells(kernel, row.line)
-    assert kernel.value("len(many[59_000]['words'])") == 1 << 20
+    for row in record_rows(notebook):
+        run_cells(notebook, row.line)
+    assert notebook.value("len(many[59_000]['words'])") == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, co
     ids=["dict", "attributes"],
 )
 def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
-    kernel: Kernel, records: str, older: str, new: str
+    notebook: Kernel, records: str, older: str, new: str
 ) -> None:
     """The collector tracks the dict since then only, so that it seems to be new."""
     run_cells(
-        kernel,
+        notebook,
         OLDER_RECORDS,
         f"""
         many = {records}
@@ -129,9 +129,9 @@ def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
         """,
         experiment(f"{new} = [np.ones(1 << 20)]"),
     )
-    for row in record_rows(kernel):
-        run_cells(kernel, row.line)
-    assert kernel.value(f"len({older})") == 1 << 18
+    for row in record_rows(notebook):
+        run_cells(notebook, row.line)
+    assert notebook.value(f"len({older})") == 1 << 18
 
 
 @pytest.mark.parametrize(
@@ -546,11 +546,11 @@ def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> No
         ),
     ],
 )
-def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, line: str) -> None:
+def test_a_line_says_that_a_column_was_there_before(notebook: Kernel, code: str, line: str) -> None:
     """pandas makes a new array of a whole column of texts if one of them changes."""
     pytest.importorskip("pandas", "3")
     run_cells(
-        kernel,
+        notebook,
         OLDER_RECORDS,
         """
         import pandas
@@ -558,17 +558,17 @@ def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, l
         """,
         experiment(code),
     )
-    (row,) = record_rows(kernel)
+    (row,) = record_rows(notebook)
     assert row.line.replace('"', "'").removesuffix(" before") == line
-    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert row.line in leaks
 
 
 @pytest.mark.parametrize("part", ["frame[['a', 'old']]", "frame.groupby('stays')"])
-def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part: str) -> None:
+def test_a_line_removes_all_columns_that_a_deleted_name_had(notebook: Kernel, part: str) -> None:
     pytest.importorskip("pandas", "3")
     run_cells(
-        kernel,
+        notebook,
         OLDER_RECORDS,
         """
         import pandas
@@ -580,12 +580,12 @@ def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part
         part = {part}
         """,
     )
-    (row,) = record_rows(kernel)
+    (row,) = record_rows(notebook)
     line, _, remark = row.line.partition("  # ")
     assert sorted(line.removeprefix("del ").split(", ")) == ['frame["a"]', 'frame["old"]']
     assert remark == '"old" was there before'
-    run_cells(kernel, line)
-    assert run_cells(kernel, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, line)
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 IN_ARRAYS = {

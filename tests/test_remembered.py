@@ -9,10 +9,11 @@ from ipygpumem.heap.kinds.arrays import described, place_of
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.shell.baselines import Baseline
-from tests.steps import experiment, kernel_with, run_cells
+from tests.steps import HIDE_LIBRARIES, experiment, kernel_with, run_cells
 
 kernel = kernel_with(
     "%load_ext ipygpumem",
+    HIDE_LIBRARIES,
     "%config IPyGpuMem.quiet = True",
     """
 class Plain:

@@ -270,33 +270,33 @@ def test_an_allocators_cache_is_reported_with_its_remedy(monkeypatch: pytest.Mon
     assert cache.remedy.endswith("%gpumem free")
 
 
-def test_leaks_lists_other_findings_below_the_leaks(kernel: Kernel) -> None:
-    run_cells(kernel, SETUP, HIDE_LIBRARIES, "losses = [step() for _ in range(3)]")
-    (report,) = run_cells(kernel, "%gpumem leaks").leaks()
+def test_leaks_lists_other_findings_below_the_leaks(notebook: Kernel) -> None:
+    run_cells(notebook, SETUP, HIDE_LIBRARIES, "losses = [step() for _ in range(3)]")
+    (report,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert report.splitlines() == [
         "no leak of at least 1 MiB, but 3 MiB are kept by what is listed below",
         "  3 MiB · losses: 3 tensors keep their autograd graphs · "
         "to free it: unless you still call backward(): losses.append(loss.item())",
     ]
     run_cells(
-        kernel,
+        notebook,
         "losses[:] = [loss.item() for loss in losses]",
         "[torch.ones(1 << 17) for _ in range(4)]",
     )
-    number = kernel.value("get_ipython().execution_count - 1")
-    (report,) = run_cells(kernel, "%gpumem leaks").leaks()
+    number = notebook.value("get_ipython().execution_count - 1")
+    (report,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert (
         f"2 MiB · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}"
         in report
     )
-    (report,) = run_cells(kernel, f"%xdel _{number}", "%gpumem leaks").leaks()
+    (report,) = run_cells(notebook, f"%xdel _{number}", "%gpumem leaks").leaks()
     assert report == "no leak of at least 1 MiB was found"
     # The graphs of leaks keep the leaks: the same bytes.
     scope = (
         "%%experiment a\nx = torch.ones(1 << 18, requires_grad=True); losses[:] = [x.exp() for _ "
         "in range(3)]"
     )
-    (report,) = run_cells(kernel, scope, "%gpumem leaks").leaks()
+    (report,) = run_cells(notebook, scope, "%gpumem leaks").leaks()
     assert "losses: 3 tensors keep their autograd graphs" in report
     assert report.splitlines()[0] == "1 leak · 4 MiB"
 
@@ -337,9 +337,9 @@ NAMED_RESULTS = {
 
 
 @pytest.mark.parametrize("case", NAMED_RESULTS)
-def test_leaks_leaves_the_graph_of_a_named_result_alone(kernel: Kernel, case: str) -> None:
+def test_leaks_leaves_the_graph_of_a_named_result_alone(notebook: Kernel, case: str) -> None:
     code, expected = NAMED_RESULTS[case]
-    run_cells(kernel, SETUP, code)
-    (report,) = run_cells(kernel, "%gpumem leaks").leaks()
-    run_cells(kernel, "loss = also = losses = total = prediction = None")
+    run_cells(notebook, SETUP, code)
+    (report,) = run_cells(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, "loss = also = losses = total = prediction = None")
     assert report.splitlines() == expected
