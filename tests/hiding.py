@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from ipygpumem.inventory.remaining import baseline
-from ipygpumem.shell import baselines, growth_search
+from ipygpumem.shell.searches import baselines, growth_search
 
 SEARCHES = (baseline, baselines, growth_search)
 """The modules that ask for users' modules."""

@@ -106,7 +106,8 @@ def test_kept_objects_are_measured_if_older_memory_is_freed(kernel: Kernel) -> N
 STRUCK_ONCE = """
 import signal
 import numpy as np
-from ipygpumem.shell import ending, survivors
+from ipygpumem.shell.experiments import ending
+from ipygpumem.shell.searches import survivors
 def strike_once(owner, name):
     function = getattr(owner, name)
     def struck(*args, **options):

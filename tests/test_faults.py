@@ -33,14 +33,14 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments
 from ipygpumem.shell.display import Display
-from ipygpumem.shell.ending import ExperimentEnd
-from ipygpumem.shell.experiment_handle import Experiment
-from ipygpumem.shell.experiment_log import ExperimentLog
-from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.experiments.ending import ExperimentEnd
+from ipygpumem.shell.experiments.experiment_handle import Experiment
+from ipygpumem.shell.experiments.experiment_log import ExperimentLog
+from ipygpumem.shell.experiments.experiments import ExperimentManager
+from ipygpumem.shell.experiments.managed_experiment import ManagedExperiment
+from ipygpumem.shell.experiments.measured_scope import MeasuredScope
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.caches import Outputs
-from ipygpumem.shell.managed_experiment import ManagedExperiment
-from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain

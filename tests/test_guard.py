@@ -668,8 +668,8 @@ def test_names_that_a_cell_deletes_are_watched_without_a_limit(notebook: Kernel)
     run_cells(
         notebook,
         f"""\
-import ipygpumem.shell.deleted_names
-deleted, limits = ipygpumem.shell.deleted_names.DeletedNames, []
+import ipygpumem.shell.searches.deleted_names
+deleted, limits = ipygpumem.shell.searches.deleted_names.DeletedNames, []
 watch = deleted.watch
 deleted.watch = lambda self, source: (limits.append({SOFT}), watch(self, source))
 some = 1""",

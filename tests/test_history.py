@@ -15,7 +15,7 @@ from ipygpumem.records import CellRecord, ExperimentRecord, History, SessionReco
 from ipygpumem.report import history as reports
 from ipygpumem.report.layout import Table
 from ipygpumem.shell.app import app_of
-from ipygpumem.shell.experiment_options import checked_parameters
+from ipygpumem.shell.experiments.experiment_options import checked_parameters
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.session import describing_line
 from ipygpumem.units import MIB

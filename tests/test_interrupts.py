@@ -28,7 +28,7 @@ from ipygpumem.reclaim import reclaim
 from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.error_isolation import ErrorIsolation
-from ipygpumem.shell.experiment_handle import Experiment
+from ipygpumem.shell.experiments.experiment_handle import Experiment
 from tests.fake_cuda_limits import KnowingCuda
 from tests.fakes import FakeProbe
 from tests.hiding import show_modules

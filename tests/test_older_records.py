@@ -317,7 +317,7 @@ def test_the_records_of_a_leak_are_listed_once(notebook: Kernel) -> None:
         notebook,
         OLDER_RECORDS,
         """
-        from ipygpumem.shell.survivors import Survivors
+        from ipygpumem.shell.searches.survivors import Survivors
         calls = []
         list_records = Survivors._identities_of_records
         def list_and_note(self):

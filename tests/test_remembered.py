@@ -8,7 +8,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.kinds.arrays import described, place_of
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.remembered import Remembered
-from ipygpumem.shell.baselines import Baseline
+from ipygpumem.shell.searches.baselines import Baseline
 from tests.steps import HIDE_LIBRARIES, experiment, kernel_with, run_cells
 
 kernel = kernel_with(

@@ -26,8 +26,8 @@ from ipygpumem.shell.advised_lines import AdvisedLines
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.experiment_handle import Experiment
-from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.experiments.experiment_handle import Experiment
+from ipygpumem.shell.experiments.experiments import ExperimentManager
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe
@@ -276,7 +276,12 @@ def timed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Interacti
     def wait(seconds: float) -> None:
         passed[0] += seconds
 
-    for module in ("session", "cell", "managed_experiment", "experiment_log"):
+    for module in (
+        "session",
+        "cell",
+        "experiments.managed_experiment",
+        "experiments.experiment_log",
+    ):
         monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")

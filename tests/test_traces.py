@@ -23,7 +23,7 @@ from ipygpumem.errors import TraceError
 from ipygpumem.inventory.names import top
 from ipygpumem.meter import contexts
 from ipygpumem.probes.mappings import OwnPages
-from ipygpumem.shell import growth_search
+from ipygpumem.shell.searches import growth_search
 from ipygpumem.units import MIB
 from tests.alone import printed
 from tests.fakes import FakeProbe

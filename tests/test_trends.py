@@ -20,7 +20,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.report.growth_lines import free_heap_line, process_lines, unknown_line
-from ipygpumem.shell import growth_search
+from ipygpumem.shell.searches import growth_search
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 from tests.hiding import show_modules

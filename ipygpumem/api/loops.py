@@ -27,7 +27,7 @@ from ipygpumem.report.growth_lines import loop_growth_line
 from ipygpumem.report.history import iteration_report, loop_report
 from ipygpumem.report.layout import note
 from ipygpumem.report.words import clean_name, count
-from ipygpumem.shell.growth_search import find_grown_processes, look_for_growth
+from ipygpumem.shell.searches.growth_search import find_grown_processes, look_for_growth
 
 T = TypeVar("T")
 

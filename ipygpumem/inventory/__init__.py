@@ -32,8 +32,8 @@ An example, from the user's cell to the report's rows. An earlier cell has run `
    fail. Here, each row keeps a line of its own.
 6. ``rows/ended_cycles.py`` and ``rows/older_data.py`` change lines that would leave a cycle, or
    drop more than their row. Here, they change nothing.
-7. ``shell/survivors.py``, which has called all of these, puts the rows into the record of the
-   experiment, and ``report/leaks.py`` writes them::
+7. ``shell/searches/survivors.py``, which has called all of these, puts the rows into the record of
+   the experiment, and ``report/leaks.py`` writes them::
 
        size   what                             held by                          to free it
    30.5 MiB   batch: ndarray float64 4000000   notebook variable cache["x"]     del cache["x"]

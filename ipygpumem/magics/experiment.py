@@ -27,10 +27,10 @@ from ipygpumem.shell.commands.declarations import (
     option,
     switch,
 )
-from ipygpumem.shell.experiment_handle import Experiment
-from ipygpumem.shell.experiment_options import PARAMETER, Parameters, plain_number
-from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.managed_experiment import ManagedExperiment
+from ipygpumem.shell.experiments.experiment_handle import Experiment
+from ipygpumem.shell.experiments.experiment_options import PARAMETER, Parameters, plain_number
+from ipygpumem.shell.experiments.experiments import ExperimentManager
+from ipygpumem.shell.experiments.managed_experiment import ManagedExperiment
 from ipygpumem.units import format_bytes
 
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)

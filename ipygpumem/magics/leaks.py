@@ -6,7 +6,7 @@ from ipygpumem.report.layout import Report
 from ipygpumem.report.leaks import leaks_report, note_on_unreached
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, option
-from ipygpumem.shell.leak_search import LeakSearch
+from ipygpumem.shell.searches.leak_search import LeakSearch
 
 
 @command(

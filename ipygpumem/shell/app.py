@@ -20,7 +20,7 @@ from ipygpumem.shell.commands.declarations import Features
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.context import context_for
 from ipygpumem.shell.error_isolation import ErrorIsolation
-from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.experiments.experiments import ExperimentManager
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from ipygpumem.shell.subscribers import Subscribers

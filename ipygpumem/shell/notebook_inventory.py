@@ -25,7 +25,6 @@ from ipygpumem.notebook import OUTPUT_PREFIX, cell_of_file, cell_of_output, runn
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.reclaim import bytes_in_use
-from ipygpumem.shell import other_places
 from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.ipython.caches import (
     kept_by_run,
@@ -34,7 +33,8 @@ from ipygpumem.shell.ipython.caches import (
     references_of_names,
 )
 from ipygpumem.shell.ipython.sources import cell_that_bound
-from ipygpumem.shell.other_places import OtherPlace
+from ipygpumem.shell.searches import other_places
+from ipygpumem.shell.searches.other_places import OtherPlace
 
 _SMALLEST_PLACE_BYTES = 1 << 16
 """Smallest size in bytes of a listed place that is no name, such as that of the last error."""

@@ -9,7 +9,7 @@ from ipygpumem.failures import failures_told
 from ipygpumem.records import CellRecord, ExperimentRecord, History
 from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
 from ipygpumem.shell.app import current_app
-from ipygpumem.shell.experiment_handle import Experiment, UnscopedExperiment
+from ipygpumem.shell.experiments.experiment_handle import Experiment, UnscopedExperiment
 
 
 def experiment(

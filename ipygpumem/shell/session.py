@@ -29,7 +29,7 @@ from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import HookStep
-from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.experiments.experiments import ExperimentManager
 from ipygpumem.shell.ipython.last_errors import error_of, last_error_id, shown_since
 from ipygpumem.shell.ipython.sources import (
     MAY_RUN_NO_CODE,
@@ -344,7 +344,7 @@ class Session:
         error = _error_of(cell, result) if cell.errors.failed else None
         remarks = self._recovery.remarks(cell, error)
         if type(error) is NameError:
-            from ipygpumem.shell import ended_names  # loading the extension must stay fast
+            from ipygpumem.shell.experiments import ended_names  # loading must stay fast
 
             remarks += ended_names.remarks_on_missing_name(error, self._context, self._experiments)
         remarks += self._free_heap.remark(record, cell.source)
@@ -355,7 +355,7 @@ class Session:
             )
         growing = self.trends.add(record)
         if growing.wants_look or growing.growths:
-            from ipygpumem.shell import growth_search  # loading the extension must stay fast
+            from ipygpumem.shell.searches import growth_search  # loading must stay fast
 
             remarks += growth_search.remarks_on_growth(
                 growing, self._context, self._experiments.survivors.roots

@@ -11,8 +11,8 @@ import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.meter.meter import Span
 from ipygpumem.shell.app import app_of
-from ipygpumem.shell.ending import ExperimentEnd
-from ipygpumem.shell.measured_scope import MeasuredScope
+from ipygpumem.shell.experiments.ending import ExperimentEnd
+from ipygpumem.shell.experiments.measured_scope import MeasuredScope
 from tests.recovery.cases import OOM, report_of_recovery
 from tests.steps import experiment, plain, run_cells, run_failing
 

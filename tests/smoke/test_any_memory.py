@@ -531,7 +531,7 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     run_cells(
         notebook,
         """
-        import ipygpumem.shell.survivor_search as module
+        import ipygpumem.shell.searches.survivor_search as module
         most, module._MOST_OLD = module._MOST_OLD, 3
         """,
         OLD,

@@ -37,10 +37,10 @@ from ipygpumem.records import RetainedArray
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.grown_containers import notes_on_growth
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
-from ipygpumem.shell.leaked_objects import (
+from ipygpumem.shell.searches.grown_containers import notes_on_growth
+from ipygpumem.shell.searches.leaked_objects import (
     Holders,
     LeakCandidates,
     NotebookOnHeap,
@@ -50,7 +50,7 @@ from ipygpumem.shell.leaked_objects import (
     rows_of_outputs,
     rows_of_registries,
 )
-from ipygpumem.shell.survivors import Survivors
+from ipygpumem.shell.searches.survivors import Survivors
 
 
 class Leaks(NamedTuple):

@@ -39,16 +39,16 @@ from ipygpumem.report.words import clean_name
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell
 from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ending import Surroundings
 from ipygpumem.shell.error_isolation import HookStep
+from ipygpumem.shell.experiments.ending import Surroundings
+from ipygpumem.shell.experiments.managed_experiment import ManagedExperiment
 from ipygpumem.shell.ipython.last_errors import last_error_id
 from ipygpumem.shell.ipython.sources import is_in_cell
-from ipygpumem.shell.managed_experiment import ManagedExperiment
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 
 if TYPE_CHECKING:
-    from ipygpumem.shell.survivors import Survivors
+    from ipygpumem.shell.searches.survivors import Survivors
 
 _ATTEMPTS = 5
 """Maximum number of attempts to end an experiment.
@@ -123,7 +123,7 @@ class ExperimentManager:
     @functools.cached_property
     def survivors(self) -> Survivors:
         """Objects that outlived their experiments."""
-        from ipygpumem.shell.survivors import Survivors  # loading the extension must stay fast
+        from ipygpumem.shell.searches.survivors import Survivors  # loading must stay fast
 
         return Survivors(self.context, self._saved_objects, ours=self)
 

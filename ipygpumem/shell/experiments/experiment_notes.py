@@ -7,7 +7,7 @@ import sys
 from ipygpumem.errors import quoted
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.records import COMMENT, RetainedArray
-from ipygpumem.shell.ended_memory import EndingExperiment, MemoryAfter, MemoryBefore
+from ipygpumem.shell.experiments.ended_memory import EndingExperiment, MemoryAfter, MemoryBefore
 from ipygpumem.units import format_bytes
 
 _CLOCK_SECONDS = 0.02
@@ -123,7 +123,7 @@ class ExperimentNotes:
         """
         from ipygpumem.inventory.remaining import leftover  # most experiments leave less
         from ipygpumem.inventory.remaining.grown_rows import rows_of_grown_containers
-        from ipygpumem.shell.grown_containers import notes_on_growth
+        from ipygpumem.shell.searches.grown_containers import notes_on_growth
 
         namespace = self._experiment.context.namespace
         baseline = self._experiment.scope.baseline

@@ -68,10 +68,10 @@ from ipygpumem.inventory.rows.searched_rows import (
 )
 from ipygpumem.notebook import cell_of_output, running_cell
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.recovery import MUCH_BYTES
+from ipygpumem.shell.searches.baselines import Baseline
 
 _MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older.

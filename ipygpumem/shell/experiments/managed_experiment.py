@@ -20,15 +20,15 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.code_observer import OpenExperiments, client_of
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ended_memory import EndingExperiment
-from ipygpumem.shell.ending import ExperimentEnd, Surroundings
-from ipygpumem.shell.experiment_log import ExperimentLog
-from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
-from ipygpumem.shell.measured_scope import MeasuredScope
+from ipygpumem.shell.experiments.ended_memory import EndingExperiment
+from ipygpumem.shell.experiments.ending import ExperimentEnd, Surroundings
+from ipygpumem.shell.experiments.experiment_log import ExperimentLog
+from ipygpumem.shell.experiments.experiment_options import ExperimentOptions, checked_patterns
+from ipygpumem.shell.experiments.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 
 if TYPE_CHECKING:
-    from ipygpumem.shell.survivors import Survivors
+    from ipygpumem.shell.searches.survivors import Survivors
 
 
 class ManagedExperiment:

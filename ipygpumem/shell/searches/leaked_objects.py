@@ -37,7 +37,7 @@ from ipygpumem.inventory.rows.merging import holder_of_registered
 from ipygpumem.inventory.rows.searched_rows import holder_of_several, is_searched_together
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.survivors import ReportedObjects, Survivors
+from ipygpumem.shell.searches.survivors import ReportedObjects, Survivors
 
 _MOST_LEVELS_OF_RECORD = 3
 """Maximum number of references from an object of this package to a record: one to the dict of its

@@ -16,13 +16,13 @@ from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, KeptObject, RetainedArray, Usage
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.experiment_log import ExperimentLog
-from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.measured_scope import MeasuredScope
+from ipygpumem.shell.experiments.experiment_log import ExperimentLog
+from ipygpumem.shell.experiments.experiment_options import ExperimentOptions
+from ipygpumem.shell.experiments.measured_scope import MeasuredScope
 
 if TYPE_CHECKING:
     from ipygpumem.inventory.remaining.watched_names import WatchedName
-    from ipygpumem.shell.survivors import Survivors
+    from ipygpumem.shell.searches.survivors import Survivors
 
 _BLOCKS_TO_GAPS = 4
 """Smallest ratio, in measurements, of the memory of many small objects to the gaps between them."""

@@ -20,13 +20,13 @@ from ipygpumem.records import RetainedArray, Usage
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import HookStep
-from ipygpumem.shell.experiment_options import ExperimentOptions
+from ipygpumem.shell.experiments.experiment_options import ExperimentOptions
 from ipygpumem.shell.ipython.caches import Outputs
 from ipygpumem.shell.ipython.last_errors import last_error_id
 
 if TYPE_CHECKING:
-    from ipygpumem.shell.baselines import Baseline
-    from ipygpumem.shell.survivors import Survivors
+    from ipygpumem.shell.searches.baselines import Baseline
+    from ipygpumem.shell.searches.survivors import Survivors
 
 
 _FOR_TRACEBACKS = (

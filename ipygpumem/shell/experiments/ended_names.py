@@ -12,7 +12,7 @@ from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
 from ipygpumem.report.words import clean_name
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.experiments.experiments import ExperimentManager
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell_deletes
 
 

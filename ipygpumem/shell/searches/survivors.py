@@ -45,13 +45,13 @@ from ipygpumem.inventory.rows.merging import merged
 from ipygpumem.inventory.rows.older_data import OlderData
 from ipygpumem.inventory.rows.other_data import OtherData
 from ipygpumem.records import RetainedArray
-from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.deleted_names import DeletedNames
-from ipygpumem.shell.grown_containers import GrownContainers
-from ipygpumem.shell.notebook_roots import roots_of_notebook
-from ipygpumem.shell.older_objects import OlderObjects
-from ipygpumem.shell.survivor_search import EndedExperiment, Extent, SurvivorSearch
+from ipygpumem.shell.searches.baselines import Baseline
+from ipygpumem.shell.searches.deleted_names import DeletedNames
+from ipygpumem.shell.searches.grown_containers import GrownContainers
+from ipygpumem.shell.searches.notebook_roots import roots_of_notebook
+from ipygpumem.shell.searches.older_objects import OlderObjects
+from ipygpumem.shell.searches.survivor_search import EndedExperiment, Extent, SurvivorSearch
 
 
 class ReportedObjects(NamedTuple):

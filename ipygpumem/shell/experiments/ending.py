@@ -32,14 +32,14 @@ from ipygpumem.records import (
 )
 from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
-from ipygpumem.shell.ended_memory import (
+from ipygpumem.shell.experiments.ended_memory import (
     EndingExperiment,
     MemoryAfter,
     MemoryBefore,
     RamLeft,
     ram_growth,
 )
-from ipygpumem.shell.experiment_notes import ExperimentNotes
+from ipygpumem.shell.experiments.experiment_notes import ExperimentNotes
 from ipygpumem.shell.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ class ExperimentEnd:
         Args:
             watched: the arrays of the deleted names.
         """
-        from ipygpumem.shell.survivor_search import (  # loading stays fast
+        from ipygpumem.shell.searches.survivor_search import (  # loading stays fast
             EndedExperiment,
             HostGrowth,
         )

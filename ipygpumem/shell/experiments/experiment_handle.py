@@ -16,10 +16,10 @@ from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.records import ExperimentRecord, Usage
 from ipygpumem.report.words import clean_name
 from ipygpumem.shell.error_isolation import HookStep
-from ipygpumem.shell.experiment_log import ExperimentLog
-from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.managed_experiment import ManagedExperiment
+from ipygpumem.shell.experiments.experiment_log import ExperimentLog
+from ipygpumem.shell.experiments.experiment_options import ExperimentOptions
+from ipygpumem.shell.experiments.experiments import ExperimentManager
+from ipygpumem.shell.experiments.managed_experiment import ManagedExperiment
 
 
 class Experiment(ManagedExperiment, GuardedBlock):
