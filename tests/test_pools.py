@@ -316,6 +316,16 @@ def test_a_broken_probe_is_refused_at_registration(script_memory: FakeProbe) -> 
         ipygpumem.register_probe("toy", Raises())
 
 
+@pytest.mark.parametrize("method", ["rearm", "close"])
+def test_an_error_of_a_property_of_a_probe_is_the_probes(method: str) -> None:
+    def fail(probe: Toy) -> Callable[[], None]:
+        raise SystemExit("enough")
+
+    probe = type("Failing", (Toy,), {method: property(fail)})()
+    with pytest.raises(ProbeError, match="SystemExit: enough"):
+        getattr(PluginProbe("toy", probe), method)()
+
+
 def test_a_slow_probe_is_dropped_with_one_warning(
     meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

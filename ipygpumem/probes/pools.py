@@ -314,11 +314,11 @@ class PluginProbe(Probe):
 
     def rearm(self) -> None:
         """Call the user's ``rearm``, if there is one (``bool()`` does nothing)."""
-        self._call_users_code(getattr(self._probe, "rearm", bool))
+        self._call_users_code(lambda: getattr(self._probe, "rearm", bool)())
 
     def close(self) -> None:
         """Call the user's ``close``, if there is one."""
-        self._call_users_code(getattr(self._probe, "close", bool))
+        self._call_users_code(lambda: getattr(self._probe, "close", bool)())
 
 
 def _sizes_in(reading: Reading) -> list[object]:
