@@ -12,7 +12,6 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.devices.devices import CARD, Devices
 from ipygpumem.estimating.devices.places import Places
 from ipygpumem.estimating.isolation.fake_copies import FakeCopies
@@ -45,6 +44,7 @@ from ipygpumem.estimating.operators.torch_functions import UNKNOWN
 from ipygpumem.estimating.operators.transients import least_bytes, operator_name
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.unfollowed import Unfollowed
+from ipygpumem.estimating.user_lines import user_line
 
 _ATEN = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default

@@ -12,7 +12,7 @@ import psutil
 
 from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line, user_line_of
+from ipygpumem.estimating.user_lines import user_line, user_line_of
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipygpumem.errors import DeviceError, EstimateError, describe_error, not_installed
-from ipygpumem.estimating import FOR_FAKES
-from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.meter.own_growth import FOR_FAKES, growth_for
 
 
 def import_estimator() -> Any:

@@ -22,7 +22,6 @@ from torch.optim.optimizer import (
 
 from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import FOR_FAKES, user_line_of, users_part
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
 from ipygpumem.estimating.devices.devices import HOST, Devices
 from ipygpumem.estimating.devices.places import Places
@@ -46,8 +45,9 @@ from ipygpumem.estimating.operators.result_cache import ResultCache
 from ipygpumem.estimating.operators.torch_functions import TorchFunctions
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.unfollowed import Unfollowed
+from ipygpumem.estimating.user_lines import user_line_of, users_part
 from ipygpumem.introspect import is_exactly
-from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.meter.own_growth import FOR_FAKES, growth_for
 
 Namespaces = tuple[dict[str, Any], ...]
 Result = TypeVar("Result")

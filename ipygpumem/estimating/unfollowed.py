@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import closure_of
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.user_lines import user_line
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 
 COMPILER = "torch.compile"

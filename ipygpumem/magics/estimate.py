@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import loading, users_part
+from ipygpumem.estimating import loading
 from ipygpumem.estimating.effects import refuse_without_tensors
 from ipygpumem.estimating.records import Estimate
+from ipygpumem.estimating.user_lines import users_part
 from ipygpumem.notebook import running_cell
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report

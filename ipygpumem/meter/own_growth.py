@@ -17,6 +17,8 @@ _SMALLEST_GROWTH_BYTES = 2 * MIB
 """Smallest growth that is named: the first experiment of a session has 3 to 4 MiB of modules."""
 unreported_bytes: dict[str, int] = {}
 """Growth of this process's RSS by our own work that no line has named yet, by purpose."""
+FOR_FAKES = "torch's fake tensors"
+"""The purpose of estimates, which import these."""
 
 
 @contextmanager

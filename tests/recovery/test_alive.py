@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.estimating import _innermost_frame_of_estimates
+from ipygpumem.estimating.user_lines import _innermost_frame_of_estimates
 from ipygpumem.extras.guard.cell_threads import CellThreads
 from ipygpumem.heap.knowledge.frames import (
     background_frames,

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
+from ipygpumem.estimating.user_lines import user_line
 from tests.alone import alone
 from tests.steps import run_cells
 

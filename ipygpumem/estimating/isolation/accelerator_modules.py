@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.devices.devices import Devices
 from ipygpumem.estimating.memory.storages import StorageLog
 from ipygpumem.estimating.operators.card import HOPPERS_PROCESSORS
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.user_lines import user_line
 from ipygpumem.probes.nvml import Nvml
 
 _DO_NOTHING = (

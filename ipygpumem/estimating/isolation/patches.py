@@ -27,7 +27,6 @@ from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.devices.devices import CARD, HOST, Devices
 from ipygpumem.estimating.devices.named_devices import ON_HOST, STAND_IN, names_host
 from ipygpumem.estimating.devices.places import Places
@@ -35,6 +34,7 @@ from ipygpumem.estimating.operators.autocast import Autocast
 from ipygpumem.estimating.operators.card_functions import CardFunctions
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.unfollowed import Unfollowed, is_eager
+from ipygpumem.estimating.user_lines import user_line
 from ipygpumem.introspect import is_users
 
 

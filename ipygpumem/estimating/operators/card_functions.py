@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.devices.devices import Devices
 from ipygpumem.estimating.operators import fused
 from ipygpumem.estimating.operators.autocast import Autocast, is_cached
 from ipygpumem.estimating.operators.guesses import KnownValues
 from ipygpumem.estimating.operators.largest import is_known
 from ipygpumem.estimating.unfollowed import Unfollowed
+from ipygpumem.estimating.user_lines import user_line
 
 
 class CardFunctions:

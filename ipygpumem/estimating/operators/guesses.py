@@ -22,10 +22,10 @@ from torch.optim import lbfgs
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.memory.storages import tensors_in
 from ipygpumem.estimating.operators.largest import largest_value
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.user_lines import user_line
 from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import is_ours, is_users
 

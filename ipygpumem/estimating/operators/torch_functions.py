@@ -15,13 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import user_line
 from ipygpumem.estimating.devices.devices import CARD, HOST, Devices
 from ipygpumem.estimating.devices.named_devices import ON_HOST, STAND_IN
 from ipygpumem.estimating.devices.places import Places, is_transformed
 from ipygpumem.estimating.operators.card_functions import CardFunctions
 from ipygpumem.estimating.operators.cumulative_products import cumprod
 from ipygpumem.estimating.operators.packed import PackedSequences, real_values
+from ipygpumem.estimating.user_lines import user_line
 from ipygpumem.heap.knowledge.frames import stack
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"

@@ -16,9 +16,9 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ipygpumem.errors import describe_error
-from ipygpumem.estimating import users_part
 from ipygpumem.estimating.memory.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.memory.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
+from ipygpumem.estimating.user_lines import users_part
 from ipygpumem.extras.peak.cuda import BackwardOperation, CudaRecording, now_us
 from ipygpumem.extras.peak.graph import WITHOUT_MEMORY, FollowedGraph
 from ipygpumem.extras.peak.origins import (

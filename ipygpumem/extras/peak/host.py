@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ipygpumem.errors import TraceError
-from ipygpumem.estimating import line_text
+from ipygpumem.estimating.user_lines import line_text
 from ipygpumem.extras.peak.bound import OF_TORCH, OURS, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRow
 from ipygpumem.extras.peak.timeline import sorted_rows

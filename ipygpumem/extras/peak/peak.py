@@ -27,7 +27,7 @@ from ipygpumem.errors import (
     how_to_install,
     quoted,
 )
-from ipygpumem.estimating import line_text
+from ipygpumem.estimating.user_lines import line_text
 from ipygpumem.extras.peak import report as _report  # noqa: F401  # registers how records are shown
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from ipygpumem.estimating import line_text
+from ipygpumem.estimating.user_lines import line_text
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
 from ipygpumem.units import divided_up
 
