@@ -7,8 +7,9 @@ An example: ``train()`` runs out of memory, and its traceback keeps the tensors 
 collects garbage and empties the caches (``emptying.py``), and measures the effect of each step.
 
 - ``kept_errors.py``, ``stored_errors.py``, ``error_references.py``: errors that names of the
-  notebook keep, as after ``except Exception as e: errors.append(e)``, with the lines that remove them;
-- ``name_snapshot.py``: whether objects of deleted names may be alive; else no garbage is collected;
+  notebook keep, as after ``except Exception as e: errors.append(e)``, and the lines that remove
+  them;
+- ``name_snapshot.py``: whether objects of deleted names may be alive; else there is no garbage;
 - ``plain_locals.py``, ``traceback_copies.py``: the small values of an error's frames, which are
   shown before they are cleared; tracebacks that show the same lines without frames.
 """
