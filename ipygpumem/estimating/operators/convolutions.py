@@ -145,10 +145,10 @@ class Convolution:
 
         Those of weight and bias are computed together, from one unfolding.
         """
-        kernel.log_result(0)
+        kernel.log_result(index=0)
         if self.gradients.of_input:
             self._log_product(kernel)
-        kernel.log_result(1)
+        kernel.log_result(index=1)
         self._log_parameters_gradients(kernel)
         kernel.log_results()
 
@@ -164,13 +164,13 @@ class Convolution:
         if not self.gradients.multiplies:
             kernel.log_results()
             return
-        kernel.log_result(0)
+        kernel.log_result(index=0)
         if self.is_3d or self.is_dilated:
             kernel.log_results()
         with kernel.blocks([self._unfolded_bytes()]):
             kernel.log_workspaces()
-            kernel.log_result(2)
-            kernel.log_result(1)
+            kernel.log_result(index=2)
+            kernel.log_result(index=1)
 
     def _log_depthwise(self, kernel: Kernel) -> None:
         """Log the kernels of a depthwise convolution, of which that of the weight's gradient runs
@@ -182,8 +182,8 @@ class Convolution:
             return
         with kernel.copies(self.output):
             with kernel.copies(self.source):
-                kernel.log_result(1)
-            kernel.log_result(0)
+                kernel.log_result(index=1)
+            kernel.log_result(index=0)
 
     def _log_groups(self, kernel: Kernel) -> None:
         """Log a grouped convolution: torch convolves the groups one by one, and joins their results

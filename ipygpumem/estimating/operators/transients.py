@@ -534,7 +534,8 @@ def _sort_bytes_of(values: Any) -> int:
 
 @_rule_of("median", "nanmedian")
 def _median(args: Any, _: Any) -> list[int]:
-    """Return the bytes of a sort of all values: sorted values, positions, and its own block.
+    """Return the bytes of a sort of all values: sorted values, positions before and
+    after, and its own block.
 
     The median along a dimension needs none.
     """

@@ -365,7 +365,13 @@ class _FirstRunHooks:
         batch = self._findings.batch
         if not batch.rows:
             return
-        graph = LossGraph(batch.rows, not batch.is_size, self._layer_nodes, self._scaling_nodes)
+        graph = LossGraph(
+            rows=batch.rows,
+            # the first dimension of a named tensor; a named size may be any dimension
+            has_leading_rows=not batch.is_size,
+            layers=self._layer_nodes,
+            constants=self._scaling_nodes,
+        )
         for tensor in tensors:
             if is_instance(tensor, torch.Tensor):
                 graph.record_kind(self._findings.loss, tensor)

@@ -58,7 +58,7 @@ class Loss:
         return kind
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LossGraph:
     """The part of a graph between a loss and the layers of the models.
 
@@ -67,6 +67,7 @@ class LossGraph:
     """
 
     rows: int
+    """Number of rows of a batch."""
     has_leading_rows: bool
     """True if the rows are the first dimension of tensors, as in batches that are split."""
     layers: set[int]

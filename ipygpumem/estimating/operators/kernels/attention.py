@@ -18,7 +18,9 @@ def _efficient_attention(kernel: Kernel, args: Any) -> None:
 
     Their sums are computed in float32, in that buffer.
     """
-    kernel.skip_results(2, 3)  # the random state of dropout, which is in RAM outside CUDA graphs
+    kernel.skip_results(
+        indices=(2, 3)
+    )  # the random state of dropout, which is in RAM outside CUDA graphs
     kernel.log_results()
     query, _, value = args[:3]
     batch, heads, length, width = query.shape

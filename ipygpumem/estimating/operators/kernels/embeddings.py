@@ -114,8 +114,8 @@ def _embedding_bag(kernel: Kernel, _: Any) -> None:
     These are the sizes of the bags, the bag of each index, the sums, and the positions of the
     largest values.
     """
-    for number in (2, 1, 0, 3):
-        kernel.log_result(number)
+    for index in (2, 1, 0, 3):
+        kernel.log_result(index=index)
 
 
 @order_of("_embedding_bag_backward", "_embedding_bag_dense_backward")

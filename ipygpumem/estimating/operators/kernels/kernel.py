@@ -42,7 +42,7 @@ class Kernel:
         self._workspaces = workspaces
         self._log_result_tensor = log_result_tensor
         self._logged: set[int] = set()
-        """Numbers of the results that are logged already, or that are not to be logged because the
+        """Indices of the results that are logged already, or that are not to be logged because the
         kernel allocates them in RAM.
         """
 
@@ -61,16 +61,16 @@ class Kernel:
         """The bytes of the first result."""
         return int(self.first_result.nbytes)
 
-    def log_result(self, number: int) -> None:
-        """Log the result at a position, such as 1 for the mask that dropout returns second.
+    def log_result(self, *, index: int) -> None:
+        """Log the result at an index, such as 1 for the mask that dropout returns second.
 
         Nothing is logged if it is logged already, or if the operation has fewer results.
         """
         results = self._operation.results
-        if number in self._logged or number >= len(results):
+        if index in self._logged or index >= len(results):
             return
-        self._logged.add(number)
-        self._log_result_tensor(results[number])
+        self._logged.add(index)
+        self._log_result_tensor(results[index])
 
     def log_part(self, tensor: Any) -> None:
         """Log the indices or the values of a sparse result, before the rest of it."""
@@ -78,12 +78,12 @@ class Kernel:
 
     def log_results(self) -> None:
         """Log all results that are not logged yet, in order."""
-        for number in range(len(self._operation.results)):
-            self.log_result(number)
+        for index in range(len(self._operation.results)):
+            self.log_result(index=index)
 
-    def skip_results(self, *numbers: int) -> None:
-        """Do not log the results at these positions: the kernel allocates them in RAM."""
-        self._logged.update(numbers)
+    def skip_results(self, *, indices: Iterable[int]) -> None:
+        """Do not log the results at these indices: the kernel allocates them in RAM."""
+        self._logged.update(indices)
 
     def log_workspaces(self) -> None:
         """Log the workspaces of cuBLAS that the operation needs, unless its thread has them."""

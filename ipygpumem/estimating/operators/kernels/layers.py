@@ -11,12 +11,14 @@ from ipygpumem.estimating.operators.kernels.kernel import Kernel, order_of
 
 @order_of("native_dropout")
 def _dropout(kernel: Kernel, _: Any) -> None:
-    kernel.log_result(1)  # the mask
-    kernel.log_result(0)
+    """Log the mask, then the values: the kernel makes the second result first."""
+    kernel.log_result(index=1)
+    kernel.log_result(index=0)
 
 
 @order_of("native_layer_norm")
 def _layer_norm(kernel: Kernel, args: Any) -> None:
+    """Log the values, the means and the deviations; the kernel needs a contiguous argument."""
     with kernel.copies(args[0]):
         kernel.log_results()
 
@@ -72,11 +74,13 @@ def _affine_grid(kernel: Kernel, args: Any) -> None:
 
 @order_of("_thnn_fused_gru_cell")
 def _gru_cell(kernel: Kernel, _: Any) -> None:
-    kernel.log_result(1)  # the gates, which backward needs
-    kernel.log_result(0)
+    """Log the gates, which backward needs, then the new state."""
+    kernel.log_result(index=1)
+    kernel.log_result(index=0)
 
 
 @order_of("_thnn_fused_lstm_cell")
 def _lstm_cell(kernel: Kernel, _: Any) -> None:
-    kernel.log_result(2)  # the gates, which backward needs
+    """Log the gates, which backward needs, then the hidden state and the cell state."""
+    kernel.log_result(index=2)
     kernel.log_results()

@@ -98,7 +98,7 @@ def _unique(kernel: Kernel, args: Any) -> None:
                 # The positions in sorted order live until the end, the unsorted ones do not.
                 order.enter_context(kernel.blocks([positions_bytes]))
                 kernel.allocate_briefly(sort_bytes(count, bits, source.itemsize))
-            kernel.log_result(1)
+            kernel.log_result(index=1)
             kernel.allocate_briefly(positions_bytes)
         else:
             kernel.allocate_briefly(sort_bytes_without_positions(count, bits, source.dtype))
@@ -119,7 +119,7 @@ def _unique_consecutive(kernel: Kernel, args: Any) -> None:
         return
     with kernel.copies(source):
         if has_positions:
-            kernel.log_result(1)
+            kernel.log_result(index=1)
             kernel.allocate_briefly(4 * source.numel())
         kernel.log_results()
 
@@ -167,11 +167,11 @@ def _log_different_slices(
         if sorts:
             kernel.allocate_briefly(merge_sort_bytes(count))
         if has_positions:
-            kernel.log_result(1)
+            kernel.log_result(index=1)
             kernel.allocate_briefly(numbers_bytes)
         if has_counts:
             with kernel.blocks([numbers_bytes + 8]):
-                kernel.log_result(2)
+                kernel.log_result(index=2)
         kernel.log_results()
 
 
