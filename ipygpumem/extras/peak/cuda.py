@@ -247,7 +247,7 @@ class AllocationHistory:
 
     def __init__(self, began_us: int, operations: BackwardOperations, *, keep: bool) -> None:
         self._has_started_recording = not torch._C._cuda_isHistoryEnabled()
-        self._keeps = keep
+        self._keeps_events = keep
         self._began_us = began_us
         self._operations = operations
         self.devices = {
@@ -291,7 +291,7 @@ class AllocationHistory:
         if not self._has_started_recording:
             return
         if on:
-            most = sys.maxsize if self._keeps else _MOST_ENTRIES
+            most = sys.maxsize if self._keeps_events else _MOST_ENTRIES
             torch.cuda.memory._record_memory_history(
                 "all", context="alloc", stacks="python", max_entries=most
             )
@@ -300,10 +300,15 @@ class AllocationHistory:
 
 
 class CudaRecording:
-    """torch's history while code runs; not every allocator and every torch has one."""
+    """torch's history while code runs; not every allocator and every torch has one.
+
+    Args:
+        keep: keep all events until the end, for torch's snapshot, whose file the user wants. Then
+            no event is replayed earlier, because a replay drops the events.
+    """
 
     def __init__(self, *, keep: bool) -> None:
-        self._keeps = keep
+        self._keeps_events = keep
         self._history: AllocationHistory | None = None
         """None until the code uses CUDA."""
         self.is_on = False
@@ -328,7 +333,7 @@ class CudaRecording:
         """
         began_us = now_us() - int((time.perf_counter() - began) * 1e6)
         try:
-            self._history = AllocationHistory(began_us, self._operations, keep=self._keeps)
+            self._history = AllocationHistory(began_us, self._operations, keep=self._keeps_events)
             self.is_on = True
             for life in lives:
                 if life.address and life.device != "cpu":
@@ -346,8 +351,10 @@ class CudaRecording:
 
     @property
     def is_full(self) -> bool:
-        """True if so many operations are noted that the events so far should be replayed."""
-        return not self._keeps and len(self._operations) > _MOST_OPERATIONS
+        """True if so many operations are noted that the events so far should be replayed; never if
+        all events are kept.
+        """
+        return not self._keeps_events and len(self._operations) > _MOST_OPERATIONS
 
     def begin_operation(self, origin: Origin) -> BackwardOperation:
         """Note the start of an operation of a backward pass, and return it."""
@@ -355,7 +362,7 @@ class CudaRecording:
 
     def replay(self) -> None:
         """Replay the events so far, unless torch is to keep them for the snapshot."""
-        if self._history is not None and not self._keeps:
+        if self._history is not None and not self._keeps_events:
             self._history.replay(last=False)
 
     def stop(self) -> bool:
