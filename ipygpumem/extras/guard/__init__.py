@@ -19,4 +19,15 @@
 - ``refusal.py``: recognises the errors by which a refused allocation shows itself;
 - ``causes.py``: says whether the guard caused an error, and how;
 - ``report.py``: the report of such an error.
+
+Words for the memory beyond a cell's limit:
+
+- *room*: bytes that may still be allocated; for an error, those that are added to the limit so that
+  IPython can show it;
+- *raise*: the limit is higher for a moment, while code around the user's runs, such as a socket's
+  ``send``;
+- *cushion*: the bytes by which a raise may exceed the limit;
+- *lift*: the limit is absent, while a process is started or a library is loaded;
+- *reserve*: memory that no cell may use: it is left for errors and for the code around the cell.
+  ``ReserveBlock`` is a small allocated part of it, which is freed for an error's first steps.
 """

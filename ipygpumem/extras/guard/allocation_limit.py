@@ -36,7 +36,7 @@ def stack_bytes() -> int:
     return _STACK_BYTES if soft == NO_LIMIT else soft
 
 
-class _Raise:
+class _RaisedLimit:
     """The calls around which the limit is raised now, such as a socket's ``send``, and how far.
 
     Calls of several threads overlap: the highest of their limits is in force until the last one
@@ -92,7 +92,7 @@ class AllocationLimit:
     process where an allocation is refused: libzmq, when a thread prints for the first time. So the
     limit is raised for a moment around such calls (``begin_raise`` and ``end_raise``), and absent
     while a process is started (``without_limit``). Other threads may use up what is added in this
-    moment, so it is a part of the memory that is really left.
+    moment, so it is a part of the memory that is really left. ``guard/__init__`` explains these words.
 
     Args:
         data_bytes: returns the process's private address space now; None if it is unknown.
@@ -113,10 +113,11 @@ class AllocationLimit:
         self.threads = CellThreads(data_bytes)
         self._soft_limit = SoftLimit()
         self._error_bytes = 0
-        """Bytes added to the limit for an error and its traceback."""
+        """The room for an error: bytes added to the limit while IPython shows it."""
         self._cushion_bytes = 0
-        """Bytes that may be added while the limit is raised."""
-        self._raise = _Raise()
+        """Bytes by which a raise may exceed the limit."""
+        self._raised = _RaisedLimit()
+        """The limit while code around the user's runs."""
         self._lifts = 0
         """Number of calls for which the limit is absent now."""
 
@@ -130,7 +131,7 @@ class AllocationLimit:
             self.is_on = True
             self.is_failing = False
             self._error_bytes = 0
-            self._raise.forget_limit()
+            self._raised.forget_limit()
 
     def switch_off(self) -> None:
         """Restore the user's limit: our own work, and callbacks between cells, are not limited."""
@@ -186,7 +187,7 @@ class AllocationLimit:
         self.lock = threading.RLock()
         self.threads.forget_all()
         self._lifts = 0
-        self._raise.calls = 0
+        self._raised.calls = 0
         self.switch_off()
 
     @contextlib.contextmanager
@@ -216,7 +217,7 @@ class AllocationLimit:
         with self.lock:
             # An interrupt right here leaves a call too many, and the limit too large, but not for
             # long: see _RAISED_SECONDS.
-            self._raise.calls += 1
+            self._raised.calls += 1
             if not self.is_on or self.wanted_bytes == NO_LIMIT:
                 return
             try:
@@ -227,7 +228,7 @@ class AllocationLimit:
                 data_bytes = self._data_bytes() or 0
             if data_bytes + needed_bytes > self._highest_bytes():
                 self._renew()  # other threads have used up the cushion since the last check
-            self._raise.raise_to(data_bytes + needed_bytes, data_bytes + _LEAST_RAISE_BYTES)
+            self._raised.raise_to(data_bytes + needed_bytes, data_bytes + _LEAST_RAISE_BYTES)
             self._apply()
 
     def is_used_up(self, needed_bytes: int) -> bool:
@@ -246,7 +247,7 @@ class AllocationLimit:
                 of which it hardly uses any: the stack of a new thread.
         """
         with self.lock:
-            if self._raise.end_call():
+            if self._raised.end_call():
                 self._apply()
         if renew and self.is_on:
             self._renew()
@@ -260,7 +261,7 @@ class AllocationLimit:
         if not self.is_on or self._lifts or self.wanted_bytes == NO_LIMIT:
             return NO_LIMIT
         for_cell = self.wanted_bytes + self._error_bytes
-        return max(for_cell, self._raise.limit_now(self._highest_bytes()))
+        return max(for_cell, self._raised.limit_now(self._highest_bytes()))
 
     def _apply(self) -> None:
         """Set the limit that should be in force now."""

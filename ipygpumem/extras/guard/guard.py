@@ -61,6 +61,7 @@ class MemoryGuard:
     """
 
     observed_for = "the memory guard"
+    """Names the guard in the message that it has failed."""
 
     _in_force: ClassVar[weakref.WeakSet[MemoryGuard]] = weakref.WeakSet()
     """Guards of this process, whose limit its forked children must not keep."""
@@ -73,12 +74,19 @@ class MemoryGuard:
         self._memory = GuardedMemory(
             user_limit_bytes, touched=touched, knows_peak=lambda: config.host_peak == "kernel"
         )
+        """The memory left, its shares, and the limit on allocations."""
         self._watch = Watch(self._memory, context.meter.worker, context.isolation)
+        """Interrupts the cell for memory in use that the limit does not count."""
         self._causes = Causes(self._memory, self._watch.interrupt)
+        """Knows whether the guard caused the cell's error: by its limit or an interrupt."""
         self._errors = ErrorRoom(self._memory, self._watch, self._causes, context.isolation)
+        """Raises the limit while an error of the cell is shown."""
         self._raised_calls = RaisedCalls(self._memory.limit)
+        """Raises the limit around output, sockets and the start of threads."""
         self._buffers = OpenBlasBuffers()
+        """Allocates the buffers whose refusal would end the process."""
         self._undo = contextlib.ExitStack()
+        """Undoes all changes to IPython and Python."""
         self._undo.callback(self._memory.left.close)
         self._buffers.allocate()
         try:
