@@ -1,4 +1,23 @@
-"""Reads memory: one file per kind. A probe returns numbers and never prints."""
+"""Reads memory: one file per kind. A probe returns numbers and never prints.
+
+The meter reads these probes at the start and the end of each cell:
+
+- ``host.py``: the process's RAM, and its peak;
+- ``accelerators.py``: CUDA, ROCm and XPU devices, through torch;
+- ``pools.py``: Apple's GPU, pools of other libraries, and probes that the user has registered;
+- ``outside.py``: memory beyond the process's own RAM: shared memory segments (``segments.py``) and
+  child processes (``children.py``).
+
+These files are asked when a figure is explained, or a limit found:
+
+- ``mappings.py``, ``pages.py``: the process's address space, and which of its pages are in RAM;
+- ``malloc.py``: the heaps of glibc's malloc and of Python's allocator;
+- ``allocator.py``: torch's caching allocator, block by block;
+- ``nvml.py``, ``device_memory.py``: a whole device, with the processes that use it;
+- ``cgroup.py``, ``own_limits.py``: limits of the container and of the process;
+- ``oom_kills.py``, ``other_kernels.py``: processes that the system has ended; the user's other
+  Jupyter kernels.
+"""
 
 from __future__ import annotations
 
