@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices.devices import CARD, Devices
-from ipygpumem.estimating.devices.places import Places
+from ipygpumem.estimating.devices.tensor_locations import TensorLocations
 from ipygpumem.estimating.isolation.fake_copies import FakeCopies
 from ipygpumem.estimating.memory.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.memory.storages import PARAMETERS, StorageLog, tensors_in
@@ -107,7 +107,7 @@ class AllocationTracker(StorageFollower):
     Args:
         log: the log of storages.
         devices: the devices of the estimate.
-        places: the place of each tensor, on a card or on the host.
+        locations: the location of each tensor, on a card or on the host.
         operations: logs the results of operations, and the other memory of a card's kernels.
         copies: makes fake copies of real tensors that the code reaches.
         note: adds a line to the notes.
@@ -121,7 +121,7 @@ class AllocationTracker(StorageFollower):
         self,
         log: StorageLog,
         devices: Devices,
-        places: Places,
+        locations: TensorLocations,
         operations: CardOperations,
         copies: FakeCopies,
         note: Note,
@@ -133,7 +133,7 @@ class AllocationTracker(StorageFollower):
         super().__init__(log)
         self._assumptions = assumptions
         self._devices = devices
-        self._places = places
+        self._locations = locations
         self._operations = operations
         self._copies = copies
         self._check = check
@@ -188,16 +188,16 @@ class AllocationTracker(StorageFollower):
             with torch._C.DisableTorchFunction():
                 if not self._devices.uses_host:
                     return self._follow_operation(func, args, kwargs)
-                with self._devices.placing(self._place_of_results(args, kwargs)):
+                with self._devices.placing(self._location_of_results(args, kwargs)):
                     return self._follow_operation(func, args, kwargs)
 
-    def _place_of_results(self, args: Any, kwargs: Any) -> str:
-        """Return the place of an operation's results: the one that the code has named for the
+    def _location_of_results(self, args: Any, kwargs: Any) -> str:
+        """Return the location of an operation's results: the one that the code has named for the
         current call, as in ``torch.zeros(3, device="cpu")``, or else that of its arguments.
         """
-        if self._devices.place is not None:
-            return self._devices.place
-        return self._places.of_results(tensors_in((args, kwargs)))
+        if self._devices.location is not None:
+            return self._devices.location
+        return self._locations.of_results(tensors_in((args, kwargs)))
 
     def _follow_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation, and log the storages of its results: choose the function that runs for

@@ -36,7 +36,7 @@ def _stop_signal() -> Any:
 _STOP = _stop_signal()
 
 
-class Limits:
+class RunLimits:
     """A ``with`` block that interrupts its code when it takes too much time or memory.
 
     That is after the timeout, or when the code has taken 3/4 of the free host memory. A thread

@@ -24,8 +24,8 @@ from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
 from ipygpumem.estimating.devices.devices import HOST, Devices
-from ipygpumem.estimating.devices.places import Places
 from ipygpumem.estimating.devices.room import advice, with_room
+from ipygpumem.estimating.devices.tensor_locations import TensorLocations
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
 from ipygpumem.estimating.isolation.accelerator_modules import UNKNOWN_SIZE, Accelerators
 from ipygpumem.estimating.isolation.copied_names import copying_names_first, run_code
@@ -33,7 +33,7 @@ from ipygpumem.estimating.isolation.fake_copies import FakeCopies
 from ipygpumem.estimating.isolation.patches import Patches, choose_loop
 from ipygpumem.estimating.isolation.rollback import Rollback
 from ipygpumem.estimating.isolation.settings import imports_undone
-from ipygpumem.estimating.limits import Limits
+from ipygpumem.estimating.limits import RunLimits
 from ipygpumem.estimating.memory.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.memory.replay import DeviceFigures, device_figures
 from ipygpumem.estimating.memory.storages import WORKSPACES, StorageLog
@@ -91,36 +91,51 @@ class Estimation:
     ) -> None:
         # The user's options.
         self._assumptions = Assumptions.parse(assumed)
+        """The shares of values that lines select."""
         self._devices = Devices(device)
+        """The device that tensors are assumed to be on, and the devices that the code names."""
         self._room_bytes = room_bytes
-        self._limits = Limits(timeout_seconds)
+        """Memory of the device for the code; None: its free memory."""
+        self._limits = RunLimits(timeout_seconds)
+        """Interrupts the code when it takes too much time or host memory."""
         # The findings: storages, and notes in order, each once.
         self.log = StorageLog()
+        """The storages of the code, with the times at which they are allocated and freed."""
         self._notes: dict[str, None] = {}
+        """The notes of the estimate; the values mean nothing."""
         self._unfollowed = Unfollowed(self._note)
+        """Collects the code whose memory is not followed exactly, and notes it."""
         # The tensors that the code gets instead of its own.
         self._fakes = _fake_mode(self._devices)
+        """torch's mode, which runs operations on fake tensors."""
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._unfollowed)
-        self._places = Places(self.log, self._devices)
+        """The fake copies of the tensors and other objects that the code gets."""
+        self._locations = TensorLocations(self.log, self._devices)
+        """The location of each fake tensor, on a card or on the host."""
         # The handlers of operations, of torch's functions, and of all other functions to replace.
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
+        """Replaces functions of ``torch.cuda`` and its like, such as ``memory_allocated``."""
         self._operations = CardOperations(
             self.log, self._devices, self._accelerators.known_properties, self._note
         )
+        """Logs the results of each operation, and the other memory of a card's kernels."""
         self._tracker = self._new_tracker()
+        """torch's mode that intercepts each operation, and has it logged."""
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast, self._tracker.known_values, self._unfollowed)
         self._functions = TorchFunctions(
-            self._devices, self._places, card, self._tracker.upper_bounds
+            self._devices, self._locations, card, self._tracker.upper_bounds
         )
+        """torch's mode that intercepts each function of torch, such as ``Tensor.to``."""
         self._patches = self._new_patches(autocast, card)
+        """Replaces functions that torch passes to no mode."""
 
     def _new_tracker(self) -> AllocationTracker:
         """Return the mode that logs the storages of operations."""
         return AllocationTracker(
             self.log,
             self._devices,
-            self._places,
+            self._locations,
             self._operations,
             self.copies,
             self._note,
@@ -202,7 +217,7 @@ class Estimation:
 
     def assumed_device_of(self, tensor: Any) -> str:
         """Return the name of the device that a fake tensor is assumed to be on."""
-        if self._places.of(tensor) == HOST:
+        if self._locations.of(tensor) == HOST:
             return "cpu"
         return self._devices.assumed_for(tensor.device)
 
@@ -379,7 +394,7 @@ class Estimation:
         """
 
         def before_step(optimizer: Any, *_: Any) -> None:
-            choose_loop(optimizer, self._devices, self._places)
+            choose_loop(optimizer, self._devices, self._locations)
 
         return [
             register_optimizer_step_pre_hook(before_step),

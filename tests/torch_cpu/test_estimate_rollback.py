@@ -40,7 +40,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.isolation import object_states, rollback
 from ipygpumem.estimating.isolation.fake_copies import FakeCopies
-from ipygpumem.estimating.limits import Limits
+from ipygpumem.estimating.limits import RunLimits
 from ipygpumem.estimating.memory import storages
 from tests.alone import alone, printed
 from tests.steps import kernel_with, plain, run_cells, run_failing, run_quietly
@@ -1046,7 +1046,7 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
 def test_a_timeout_raises_nothing_inside_torchs_callbacks() -> None:
     """torch's C++ calls it for each operation, and cannot pass exceptions on."""
     rule = pytest.importorskip("torch._library.simple_registry").find_torch_dispatch_rule
-    limits = Limits(300.0)
+    limits = RunLimits(300.0)
     with limits:
         limits._interrupt(0, SimpleNamespace(f_code=rule.__code__, f_back=None))
 

@@ -17,9 +17,9 @@ from ipygpumem.estimating.devices.named_devices import ON_HOST, STAND_IN, names_
 from ipygpumem.probes.accelerators import current_device, parse_device
 
 CARD = "card"
-"""The place of tensors that are on a card, or for which it is assumed."""
+"""The location of tensors that are on a card, or for which it is assumed."""
 HOST = "host"
-"""The place of tensors that the code itself puts on the CPU, and their device in the log."""
+"""The location of tensors that the code itself puts on the CPU, and their device in the log."""
 
 
 class Devices:
@@ -43,7 +43,7 @@ class Devices:
         self.uses_host = False
         """True once the code itself has put a tensor on the CPU, next to those of a card."""
         self._current = threading.local()
-        """Has the place of each thread's current operation or call."""
+        """Has the location of each thread's current operation or call."""
 
     @property
     def all_on_cpu(self) -> bool:
@@ -70,12 +70,12 @@ class Devices:
 
         It does not in a call of the code's own CPU, such as ``torch.zeros(3, device="cpu")``.
         """
-        return self.all_on_cpu and self.assumed_device != "cpu" and self.place != HOST
+        return self.all_on_cpu and self.assumed_device != "cpu" and self.location != HOST
 
     @property
     def cpu_is_ambiguous(self) -> bool:
         """True if a tensor on the CPU may stand for one on a card, or may be on the host: the log
-        knows its place.
+        knows its location.
         """
         return self.real_device is not None and self.requested_device != "cpu"
 
@@ -100,33 +100,33 @@ class Devices:
         if not self.uses_host or not self.cpu_is_ambiguous:
             return False
         if self.all_on_cpu:
-            return self.place == HOST
+            return self.location == HOST
         return bool(device.type == "cpu")
 
     @property
-    def place(self) -> str | None:
+    def location(self) -> str | None:
         """Place of the results of this thread's current call; None if that of its arguments
         decides.
         """
-        return getattr(self._current, "place", None)
+        return getattr(self._current, "location", None)
 
     @contextmanager
-    def placing(self, place: str | None) -> Iterator[None]:
-        """Let the results of this thread's operations in the block be in a place.
+    def placing(self, location: str | None) -> Iterator[None]:
+        """Let the results of this thread's operations in the block be in a location.
 
-        None: in the place of their arguments.
+        None: in the location of their arguments.
         """
-        place_before = self.place
-        self._current.place = place
-        if place == HOST:
+        location_before = self.location
+        self._current.location = location
+        if location == HOST:
             self.uses_host = True
         try:
             yield
         finally:
-            self._current.place = place_before
+            self._current.location = location_before
 
-    def place_named_by(self, value: Any) -> str | None:
-        """Return the place of tensors for which code names the device ``value``, as in
+    def location_named_by(self, value: Any) -> str | None:
+        """Return the location of tensors for which code names the device ``value``, as in
         ``x.to("cuda")``.
 
         None if the value is no device, or the meta device, whose tensors have no memory.
@@ -170,7 +170,7 @@ class Devices:
 
     def _device_instead_of_cpu(self) -> Any:
         """Return the device for tensors that the code puts on the CPU."""
-        if self.place == HOST:
+        if self.location == HOST:
             return ON_HOST
         if self.requested_device is None:
             return STAND_IN

@@ -1,7 +1,5 @@
-"""Finds and changes the place of fake tensors, on a card or on the host, where the CPU stands for
-the card.
-
-There, both kinds are on the CPU, and a tensor's place is that of its storage in the log.
+"""Finds and changes the location of fake tensors, on a card or on the host. If the CPU stands for
+the card, both kinds are on the CPU, and a tensor's location is that of its storage in the log.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ from ipygpumem.estimating.devices.devices import CARD, HOST, Devices
 from ipygpumem.estimating.memory.storages import StorageLog, storages_of
 
 
-class Places:
-    """Finds the place of each tensor: ``CARD`` or ``HOST``."""
+class TensorLocations:
+    """Finds the location of each tensor: ``CARD`` or ``HOST``."""
 
     def __init__(self, log: StorageLog, devices: Devices) -> None:
         self._log = log
         self._devices = devices
 
     def of(self, tensor: Any) -> str:
-        """Return the place of a fake tensor."""
+        """Return the location of a fake tensor."""
         devices = self._devices
         if not devices.all_on_cpu:
             is_on_host = devices.is_on_host(tensor.device)
@@ -37,7 +35,7 @@ class Places:
         return HOST if devices_in_log == {HOST} else CARD
 
     def of_results(self, arguments: Iterable[Any]) -> str:
-        """Return the place of the results of an operation, from the tensors among its arguments.
+        """Return the location of the results of an operation, from the tensors among its arguments.
 
         An operation on a card may have a number on the host as an argument, or indices: the results
         are on the host only if all arguments with dimensions are.
@@ -48,13 +46,13 @@ class Places:
             return HOST
         return CARD
 
-    def move(self, tensor: Any, place: str) -> Any:
-        """Return a copy of a fake tensor in another place, through which gradients flow back."""
-        return _Move.apply(tensor, self._devices, place, self.of(tensor))
+    def move(self, tensor: Any, location: str) -> Any:
+        """Return a copy of a fake tensor in another location, through which gradients flow back."""
+        return _Move.apply(tensor, self._devices, location, self.of(tensor))
 
 
 class _Move(torch.autograd.Function):  # type: ignore[misc]
-    """Copies a tensor to another place, and its gradient back."""
+    """Copies a tensor to another location, and its gradient back."""
 
     @staticmethod
     def forward(context: Any, tensor: Any, devices: Devices, target: str, source: str) -> Any:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices.devices import CARD, HOST, Devices
 from ipygpumem.estimating.devices.named_devices import ON_HOST, STAND_IN, names_host
-from ipygpumem.estimating.devices.places import Places
+from ipygpumem.estimating.devices.tensor_locations import TensorLocations
 from ipygpumem.estimating.operators.autocast import Autocast
 from ipygpumem.estimating.operators.card_functions import CardFunctions
 from ipygpumem.estimating.records import Note
@@ -38,7 +38,7 @@ from ipygpumem.estimating.user_lines import user_line
 from ipygpumem.introspect import is_users
 
 
-def choose_loop(optimizer: Any, devices: Devices, places: Places) -> None:
+def choose_loop(optimizer: Any, devices: Devices, locations: TensorLocations) -> None:
     """Choose an optimizer's loop over its parameters as torch does on accelerators.
 
     For fake parameters torch would choose the plain loop. On accelerators it chooses ``foreach``,
@@ -51,7 +51,7 @@ def choose_loop(optimizer: Any, devices: Devices, places: Places) -> None:
     for group in optimizer.param_groups:
         if _is_loop_chosen(group):
             continue
-        are_on_host = [places.of(parameter) == HOST for parameter in group["params"]]
+        are_on_host = [locations.of(parameter) == HOST for parameter in group["params"]]
         if any(are_on_host):
             continue
         device_types = {parameter.device.type for parameter in group["params"]}
@@ -455,8 +455,8 @@ class Patches:
         is_constructor = func in _device._device_constructors()
         if not is_constructor or options.get("device") is not None:
             return func(*args, **options)
-        place = HOST if vars(context).get(_NAMES_HOST) else CARD
-        with self._devices.placing(place):
+        location = HOST if vars(context).get(_NAMES_HOST) else CARD
+        with self._devices.placing(location):
             options["device"] = self._devices.real_device_instead_of(context.device)
         return func(*args, **options)
 

@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices.devices import CARD, HOST, Devices
 from ipygpumem.estimating.devices.named_devices import ON_HOST, STAND_IN
-from ipygpumem.estimating.devices.places import Places, is_transformed
+from ipygpumem.estimating.devices.tensor_locations import TensorLocations, is_transformed
 from ipygpumem.estimating.operators.card_functions import CardFunctions
 from ipygpumem.estimating.operators.cumulative_products import cumprod
 from ipygpumem.estimating.operators.packed import PackedSequences, real_values
@@ -39,13 +39,13 @@ class TorchFunctions(TorchFunctionMode):
     def __init__(
         self,
         devices: Devices,
-        places: Places,
+        locations: TensorLocations,
         card: CardFunctions,
         upper_bounds: dict[str, None],
     ) -> None:
         super().__init__()
         self._devices = devices
-        self._places = places
+        self._locations = locations
         self._upper_bounds = upper_bounds
         """Lines whose results are assumed to be as large as possible; a set."""
         packed = PackedSequences(self._note_unknown_lengths)
@@ -94,7 +94,7 @@ class TorchFunctions(TorchFunctionMode):
             return self._move(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None:
-            with devices.placing(devices.place_named_by(device)):
+            with devices.placing(devices.location_named_by(device)):
                 kwargs = {**kwargs, "device": devices.real_device_instead_of(device)}
                 return func(*args, **kwargs)
         if devices.requested_device is None or devices.all_on_cpu:
@@ -125,10 +125,10 @@ class TorchFunctions(TorchFunctionMode):
         target = kwargs.get("device", kwargs.get("other"))
         if further:
             target = further[0]
-        place = self._place_named_by(target)
-        if place is None:  # such as x.to(torch.float16)
+        location = self._location_named_by(target)
+        if location is None:  # such as x.to(torch.float16)
             return func(*args, **kwargs)
-        with devices.placing(place):
+        with devices.placing(location):
             real_device = devices.real_device_instead_of(target)
         if further:
             further[0] = real_device
@@ -138,39 +138,39 @@ class TorchFunctions(TorchFunctionMode):
         def call_with_device(tensor: Any) -> Any:
             return func(tensor, *further, **kwargs)
 
-        return self._call_moving(call_with_device, tensor, place)
+        return self._call_moving(call_with_device, tensor, location)
 
-    def _place_named_by(self, target: Any) -> str | None:
-        """Return the place of a device, or of another tensor; None for neither."""
+    def _location_named_by(self, target: Any) -> str | None:
+        """Return the location of a device, or of another tensor; None for neither."""
         if isinstance(target, torch.Tensor):
-            return self._places.of(target)
-        return self._devices.place_named_by(target)
+            return self._locations.of(target)
+        return self._devices.location_named_by(target)
 
-    def _call_moving(self, call: Callable[[Any], Any], tensor: Any, place: str) -> Any:
-        """Return the result of a call that moves a tensor to a place, and may convert it.
+    def _call_moving(self, call: Callable[[Any], Any], tensor: Any, location: str) -> Any:
+        """Return the result of a call that moves a tensor to a location, and may convert it.
 
         While the CPU stands for a card, the move itself is a copy. The conversion, as in
         ``x.to("cuda", torch.float16)``, is made on the host.
         """
         devices = self._devices
         if not devices.all_on_cpu:
-            with devices.placing(place):
+            with devices.placing(location):
                 return call(tensor)
         is_composite = hasattr(type(tensor), "__tensor_flatten__")
         can_be_moved = not is_composite and not is_transformed()
         has_card = devices.assumed_device != "cpu"
-        if not can_be_moved or not has_card or place == self._places.of(tensor):
+        if not can_be_moved or not has_card or location == self._locations.of(tensor):
             return call(tensor)
-        if place == HOST:
-            return call(self._places.move(tensor, HOST))
-        return self._places.move(call(tensor), CARD)
+        if location == HOST:
+            return call(self._locations.move(tensor, HOST))
+        return self._locations.move(call(tensor), CARD)
 
     def _device_of(self, original: Any, tensor: Any) -> Any:
         """Return a tensor's device; instead of the CPU, ``ON_HOST`` or ``STAND_IN``."""
         device = original(tensor)
         if device.type != "cpu" or not self._devices.cpu_is_ambiguous:
             return device
-        if self._places.of(tensor) == HOST:
+        if self._locations.of(tensor) == HOST:
             return ON_HOST
         return STAND_IN
 
