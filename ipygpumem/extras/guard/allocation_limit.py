@@ -92,7 +92,9 @@ class AllocationLimit:
     process where an allocation is refused: libzmq, when a thread prints for the first time. So the
     limit is raised for a moment around such calls (``begin_raise`` and ``end_raise``), and absent
     while a process is started (``without_limit``). Other threads may use up what is added in this
-    moment, so it is a part of the memory that is really left. ``guard/__init__`` explains these words.
+    moment, so it is a part of the memory that is really left.
+
+    Its words (raise, cushion, lift) are explained in ``guard/__init__``.
 
     Args:
         data_bytes: returns the process's private address space now; None if it is unknown.
