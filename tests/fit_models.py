@@ -5,7 +5,7 @@ import re
 from benchmarks.harness.fit_search import search
 from ipygpumem.extras.fit.applying import Change
 from ipygpumem.extras.fit.changes import batch_in_parts, candidates
-from ipygpumem.extras.fit.fit_command import Search
+from ipygpumem.extras.fit.fit_command import ChangeSearch
 
 _ENCODER = "nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)"
 _SMALL_NETS = """
@@ -124,7 +124,7 @@ def pasted(name: str, change: Change) -> str:
     return cell(name, "\n".join([*imports, line]))
 
 
-def changes(name: str) -> tuple[Search, list[Change]]:
+def changes(name: str) -> tuple[ChangeSearch, list[Change]]:
     """Return the search for a model, and the changes that it offers."""
     fit = search(cell(name), "1GiB", run=False)
     return fit, [*candidates(fit.findings), next(batch_in_parts(fit.findings, None))]

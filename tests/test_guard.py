@@ -25,7 +25,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras import guard as guard_package
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.interrupt import _runs_code
-from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
+from ipygpumem.extras.guard.memory_left import MemoryFigures, MemoryLeft
 from ipygpumem.extras.guard.room_for_errors import shortened
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.probes.pages import PAGE_BYTES
@@ -307,7 +307,7 @@ def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell
     loaded.run_line_magic("gpumem", "guard on --limit 250MiB")
     (guard,) = MemoryGuard._in_force
     rooms = [
-        guard._memory.shares._least_room_bytes(Figures(8 << 30, size * MIB, 0)) // MIB
+        guard._memory.shares._least_room_bytes(MemoryFigures(8 << 30, size * MIB, 0)) // MIB
         for size in (100, 250, 266, 400)
     ]
     assert rooms == [32, 16, 8, 4]
@@ -380,8 +380,8 @@ def test_the_guards_thread_works_without_free_memory(
     (guard,) = MemoryGuard._in_force
     now = guard._memory.left.now
 
-    def refused_unless_raised() -> Figures:
-        if not guard._memory.limit._raise.calls:
+    def refused_unless_raised() -> MemoryFigures:
+        if not guard._memory.limit._raised.calls:
             raise MemoryError
         looks.append(1)
         return now()
@@ -391,7 +391,7 @@ def test_the_guards_thread_works_without_free_memory(
     pause = guard._watch._tick()
     assert pause is None or pause > 0
     assert looks
-    assert guard._memory.limit._raise.calls == 0
+    assert guard._memory.limit._raised.calls == 0
 
 
 def test_the_thread_goes_on_looking_after_an_error(
@@ -478,7 +478,7 @@ def test_a_cell_that_begins_during_a_look_is_watched(
     monkeypatch.setattr(guard._watch, "_strike", lambda cell, left: None)
     figures = guard._memory.left.now()
 
-    def look() -> Figures:
+    def look() -> MemoryFigures:
         guard._watch.cell = Cell(None, is_nested=False, thread=0)
         return figures
 
@@ -495,7 +495,7 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     figures = guard._memory.left.now()
     was_locked = []
 
-    def note_lock() -> Figures:
+    def note_lock() -> MemoryFigures:
         was_locked.append(guard._watch.lock.locked())
         return figures
 

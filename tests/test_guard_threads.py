@@ -330,7 +330,7 @@ def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> N
 def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit) -> None:
     limit._data_bytes = lambda: 8 * MIB * MIB
     limit.begin_raise(SMALL_BYTES)
-    limit._raise.forget_limit()  # as a second later
+    limit._raised.forget_limit()  # as a second later
     limit.set_bounds(8 * MIB * MIB, 0)
     assert soft() == 8 * MIB
     limit.end_raise(renew=False)

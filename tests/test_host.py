@@ -27,7 +27,7 @@ from ipygpumem.inventory.devices.host_parts import host_parts
 from ipygpumem.inventory.remaining import leftover
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import cgroup, host, malloc, oom_kills, own_limits
-from ipygpumem.probes.cgroup import Group
+from ipygpumem.probes.cgroup import ControlGroup
 from ipygpumem.probes.host import HostFigures, HostProbe
 from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.records import Usage
@@ -205,7 +205,7 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
 
 def test_a_container_with_a_namespace_has_its_limit_at_the_root(tmp_path: Path) -> None:
     v2_system(tmp_path, "/").v2("", 1000, 400)
-    assert cgroup.limits(tmp_path) == [Group(1000, 400)]
+    assert cgroup.limits(tmp_path) == [ControlGroup(1000, 400)]
     assert host.available_bytes(tmp_path) == 600
 
 
@@ -214,8 +214,8 @@ def test_the_tightest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
     system.v2("user.slice/user-1000.slice/app", "max", 100)
     system.v2("user.slice/user-1000.slice", 800, 500)
     system.v2("user.slice", 900, 850)
-    assert cgroup.limits(tmp_path) == [Group(800, 500), Group(900, 850)]
-    assert cgroup.tightest(tmp_path) == Group(800, 500)
+    assert cgroup.limits(tmp_path) == [ControlGroup(800, 500), ControlGroup(900, 850)]
+    assert cgroup.tightest(tmp_path) == ControlGroup(800, 500)
     # What can still be had is another question: the wider group is nearly full.
     assert host.available_bytes(tmp_path) == 50
 
@@ -226,7 +226,7 @@ def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path)
     system.v1("docker/abc", 2000, 700)
     system.v1("docker", NO_LIMIT_V1, 9000)
     system.v1("", NO_LIMIT_V1, 90000)
-    assert cgroup.limits(tmp_path) == [Group(2000, 700)]
+    assert cgroup.limits(tmp_path) == [ControlGroup(2000, 700)]
     assert host.available_bytes(tmp_path) == 1300
 
 
@@ -234,14 +234,14 @@ def test_a_container_without_a_namespace_resolves_the_hosts_path(tmp_path: Path)
     system = v1_system(tmp_path, "/docker/abc/inner", top="/docker/abc")
     system.v1("inner", 500, 80)
     system.v1("", 2000, 700)
-    assert cgroup.limits(tmp_path) == [Group(500, 80), Group(2000, 700)]
+    assert cgroup.limits(tmp_path) == [ControlGroup(500, 80), ControlGroup(2000, 700)]
 
 
 def test_a_path_outside_the_mounted_group_means_that_group(tmp_path: Path) -> None:
     v1_system(tmp_path, "/elsewhere", top="/docker/abc").v1("", 2000, 700)
-    assert cgroup.tightest(tmp_path) == Group(2000, 700)
+    assert cgroup.tightest(tmp_path) == ControlGroup(2000, 700)
     v2_system(tmp_path / "b", "/../sibling").v2("", 30, 7)
-    assert cgroup.tightest(tmp_path / "b") == Group(30, 7)
+    assert cgroup.tightest(tmp_path / "b") == ControlGroup(30, 7)
 
 
 def test_with_both_cgroup_versions_the_memory_controllers_counts(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_with_both_cgroup_versions_the_memory_controllers_counts(tmp_path: Path)
     system = FakeSystem(tmp_path, "4:memory:/job\n0::/job\n", mounts)
     system.v1("job", 4000, 1000)
     system.write("sys/fs/cgroup/unified/job/cgroup.procs", "1\n")
-    assert cgroup.limits(tmp_path) == [Group(4000, 1000)]
+    assert cgroup.limits(tmp_path) == [ControlGroup(4000, 1000)]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -267,7 +267,7 @@ def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int)
             """
         )
         v2_system(tmp_path, "/").v2("", 1000, 900, stat)
-        expected = Group(1000, 900, 420, 60)
+        expected = ControlGroup(1000, 900, 420, 60)
     else:
         stat = textwrap.dedent(
             """\
@@ -278,7 +278,7 @@ def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int)
             """
         )
         v1_system(tmp_path, "/").v1("", 1000, 900, stat)
-        expected = Group(1000, 900, 400, 60)
+        expected = ControlGroup(1000, 900, 400, 60)
     assert cgroup.tightest(tmp_path) == expected
     assert expected.available_bytes == 100 + expected.cache_bytes
 
@@ -336,7 +336,7 @@ def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
 
 def test_a_changed_limit_is_in_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = host.HostProbe()
-    monkeypatch.setattr(cgroup, "tightest", lambda root: Group(GIB, MIB))
+    monkeypatch.setattr(cgroup, "tightest", lambda root: ControlGroup(GIB, MIB))
     assert probe.read()[0].total_bytes != GIB
     assert probe.read(detail=True)[0].total_bytes == GIB
     assert probe.read()[0].total_bytes == GIB

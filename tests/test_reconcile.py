@@ -12,7 +12,7 @@ from ipygpumem.inventory.devices.host_parts import host_parts
 from ipygpumem.probes import allocator
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock
-from ipygpumem.probes.cgroup import Group
+from ipygpumem.probes.cgroup import ControlGroup
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.records import Reading
@@ -304,7 +304,7 @@ def test_without_page_data_arrays_are_not_a_separate_part() -> None:
 
 
 def test_in_a_container_the_limit_is_the_total() -> None:
-    group = Group(limit_bytes=6000, used_bytes=3500, cache_bytes=900, mapped_bytes=100)
+    group = ControlGroup(limit_bytes=6000, used_bytes=3500, cache_bytes=900, mapped_bytes=100)
     memory = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
     assert bytes_by_part(memory) == {
         "this process": 1500,
@@ -320,7 +320,7 @@ def test_in_a_container_the_limit_is_the_total() -> None:
 
 
 def test_a_container_has_no_more_free_memory_than_its_machine() -> None:
-    group = Group(limit_bytes=9000, used_bytes=3000)
+    group = ControlGroup(limit_bytes=9000, used_bytes=3000)
     memory = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
     assert bytes_by_part(memory)["free"] == 5000
     assert bytes_by_part(memory)["out of reach"] == 1000
@@ -335,7 +335,7 @@ def test_indistinct_children_count_as_other_processes() -> None:
 SIZES = st.integers(0, 9000)
 
 
-GROUPS = st.none() | st.builds(Group, SIZES, SIZES, SIZES, SIZES)
+GROUPS = st.none() | st.builds(ControlGroup, SIZES, SIZES, SIZES, SIZES)
 
 
 @given(

@@ -4,13 +4,13 @@ from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
-from ipygpumem.extras.fit.fit_command import Search
+from ipygpumem.extras.fit.fit_command import ChangeSearch
 
 FILE = "<ipython-input-1-0>"
 """The name of a cell's code."""
 
 
-def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
+def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> ChangeSearch:
     """Return the search for a cell: after it has run, or before that.
 
     Args:
@@ -29,7 +29,7 @@ def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
         **options,
     }
     app: Any = SimpleNamespace(context=SimpleNamespace(namespace=option_values.pop("names", {})))
-    fit_search = Search(app, Namespace(**option_values), compile(cell, FILE, "exec"))
+    fit_search = ChangeSearch(app, Namespace(**option_values), compile(cell, FILE, "exec"))
     base = fit_search.trial_with(fit_search.unchanged)
     if run:
         fit_search.run(base, lambda _: None)

@@ -82,7 +82,7 @@ A copy of the tensor has the attribute, too, but not the hook, and another ident
 """
 
 
-class _Call(NamedTuple):
+class _OperatorCall(NamedTuple):
     """One call of an operator on fake tensors."""
 
     func: Any
@@ -218,20 +218,20 @@ class AllocationTracker(StorageFollower):
         self._log_results(call, operator, result)
         return result
 
-    def _prepare_call(self, func: Any, args: Any, kwargs: Any) -> _Call:
+    def _prepare_call(self, func: Any, args: Any, kwargs: Any) -> _OperatorCall:
         """Return the call of an operator, with fake copies instead of real tensors.
 
         The roles of its tensors are marked in the log.
         """
         in_backward = self.note_backward_pass()
         if func in _CONSTANTS:  # torch itself makes fake tensors of these real ones
-            return _Call(func, args, kwargs, [], [], in_backward)
+            return _OperatorCall(func, args, kwargs, [], [], in_backward)
         tensors = list(tensors_in((args, kwargs)))
         args, kwargs = self._with_fakes(tensors, args, kwargs)
         sparse_parts = [parts_of(tensor) for tensor in tensors if is_sparse(tensor)]
-        return _Call(func, args, kwargs, tensors, sparse_parts, in_backward)
+        return _OperatorCall(func, args, kwargs, tensors, sparse_parts, in_backward)
 
-    def _choose_operator(self, call: _Call) -> Any:
+    def _choose_operator(self, call: _OperatorCall) -> Any:
         """Return the function to run for a call: its operator, or one that knows the result.
 
         If the result has a size that depends on values, the assumption that is made is noted.
@@ -247,7 +247,7 @@ class AllocationTracker(StorageFollower):
                 return operator
         return self._choose_by_values(call.func, call.args, call.tensors)
 
-    def _run_operator(self, call: _Call, operator: Any) -> Any:
+    def _run_operator(self, call: _OperatorCall, operator: Any) -> Any:
         """Return the result of ``operator``, which runs for a call.
 
         Raises:
@@ -263,14 +263,14 @@ class AllocationTracker(StorageFollower):
             raise _refusal("an estimate cannot follow sparse tensors", func)
         return result
 
-    def _show_to_observers(self, call: _Call, result: Any) -> None:
+    def _show_to_observers(self, call: _OperatorCall, result: Any) -> None:
         """Let the known values follow from a call, and call the observer if there is one."""
         func, args, kwargs = call.func, call.args, call.kwargs
         self._guesses.values.note_operation(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
 
-    def _log_change_in_place(self, call: _Call) -> Any:
+    def _log_change_in_place(self, call: _OperatorCall) -> Any:
         """Log a call that autograd makes in place, and return its result: its first argument.
 
         The result needs no memory, but a card's kernel may take other blocks.
@@ -284,7 +284,7 @@ class AllocationTracker(StorageFollower):
         self._operations.log(operation, log_nothing)
         return changed
 
-    def _log_results(self, call: _Call, operator: Any, result: Any) -> None:
+    def _log_results(self, call: _OperatorCall, operator: Any, result: Any) -> None:
         """Log the storages of a call's results, and the other memory that it takes.
 
         Values of the results that torch has read from uninitialised memory are forgotten.
@@ -310,7 +310,7 @@ class AllocationTracker(StorageFollower):
         operation = Operation(name, call.args, call.kwargs, results, call.in_backward)
         self._operations.log(operation, log_result)
 
-    def _log_result(self, name: str, call: _Call, tensor: Any, *, recorded: bool) -> None:
+    def _log_result(self, name: str, call: _OperatorCall, tensor: Any, *, recorded: bool) -> None:
         """Log the storage of one result of a call.
 
         Args:
@@ -410,7 +410,7 @@ class AllocationTracker(StorageFollower):
             self.upper_bounds[line] = None
         return largest
 
-    def _correct(self, call: _Call, result: Any) -> Any:
+    def _correct(self, call: _OperatorCall, result: Any) -> Any:
         """Return a call's result, corrected where fake tensors differ from the device's kernels."""
         func, args = call.func, call.args
         if func is _ATEN.mkldnn_rnn_layer.default:

@@ -293,7 +293,7 @@ def _names_in_one(
         yield NamedValue(names, value, module, owner)
     for library in _imported_by(code):
         if library not in sys.modules:
-            yield NamedValue((library,), None, library, None)
+            yield NamedValue((library,), value=None, module=library, owner=None)
 
 
 def closure_of(function: Any) -> dict[str, Any]:

@@ -49,7 +49,13 @@ def create_context(meter: Meter) -> TraceRecord | None:
             torch.ones(1, device=name).add_(1).cpu()
         except RuntimeError as error:
             raise DeviceError(f"{name} cannot be used ({describe_error(error)})") from None
-        return TraceRecord(name, started_at, time.perf_counter() - started, None, span.stop())
+        return TraceRecord(
+            name,
+            started_at=started_at,
+            duration_seconds=time.perf_counter() - started,
+            error=None,
+            usages=span.stop(),
+        )
 
 
 def why_no_accelerator() -> str:

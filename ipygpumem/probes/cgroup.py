@@ -20,7 +20,7 @@ UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """A control group with a limit, and the memory charged to it by all its processes."""
 
     limit_bytes: int
@@ -68,11 +68,11 @@ V2 = Version(
 )
 
 
-def limits(root: Path = ROOT) -> list[Group]:
+def limits(root: Path = ROOT) -> list[ControlGroup]:
     """Return the groups of this process that have a limit, the innermost first; none except on
     Linux.
     """
-    groups = list[Group]()
+    groups = list[ControlGroup]()
     for version, folder in folders(root):
         # A group without a limit has the text "max" (ValueError), or no such file.
         with contextlib.suppress(OSError, ValueError):
@@ -92,12 +92,12 @@ def folders(root: Path = ROOT) -> Iterator[tuple[Version, Path]]:
             yield version, folder
 
 
-def tightest(root: Path = ROOT) -> Group | None:
+def tightest(root: Path = ROOT) -> ControlGroup | None:
     """Return the group of this process with the smallest limit, or None without a limit."""
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
-def _group_with_figures(version: Version, folder: Path, limit_bytes: int) -> Group:
+def _group_with_figures(version: Version, folder: Path, limit_bytes: int) -> ControlGroup:
     """Return the group of a folder; OSError or ValueError if its usage cannot be read."""
     used_bytes = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
@@ -107,7 +107,7 @@ def _group_with_figures(version: Version, folder: Path, limit_bytes: int) -> Gro
             figures[name] = int(value)
     cache_bytes = sum(figures.get(name, 0) for name in version.cache)
     mapped_bytes = figures.get(version.mapped, 0)
-    return Group(limit_bytes, used_bytes, min(cache_bytes, used_bytes), mapped_bytes)
+    return ControlGroup(limit_bytes, used_bytes, min(cache_bytes, used_bytes), mapped_bytes)
 
 
 def groups_around(root: Path, version: Version, path: str) -> Iterator[Path]:

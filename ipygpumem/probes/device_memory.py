@@ -38,6 +38,7 @@ class DeviceMemory(Record):
     reserved_bytes: int | None = None
     """Bytes that torch's allocator has reserved; None on the host, which has no such cache."""
     note: str = ""
+    """Message for the user about an unknown figure."""
 
     @property
     def free_with_cache_bytes(self) -> int | None:
@@ -112,7 +113,13 @@ def _memory_of_host() -> DeviceMemory:
     with contextlib.closing(host.HostProbe(exact=False)) as probe:
         (reading,) = probe.read(peak=False)
     used = max(0, total - available)
-    return DeviceMemory("cpu", total, available, used, allocated_bytes=reading.current_bytes)
+    return DeviceMemory(
+        "cpu",
+        total_bytes=total,
+        free_bytes=available,
+        used_bytes=used,
+        allocated_bytes=reading.current_bytes,
+    )
 
 
 def _memory_of_card(index: int) -> DeviceMemory:
@@ -127,7 +134,13 @@ def _memory_of_card(index: int) -> DeviceMemory:
     if whole.total_bytes is not None and whole.used_bytes is not None:
         free = whole.total_bytes - whole.used_bytes
     without_torch = DeviceMemory(
-        f"cuda:{index}", whole.total_bytes, free, whole.used_bytes, 0, 0, note=whole.note
+        f"cuda:{index}",
+        total_bytes=whole.total_bytes,
+        free_bytes=free,
+        used_bytes=whole.used_bytes,
+        allocated_bytes=0,
+        reserved_bytes=0,
+        note=whole.note,
     )
     if cuda is None:
         return without_torch

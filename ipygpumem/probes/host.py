@@ -53,7 +53,7 @@ class HostFigures:
     """Pages of mapped files in RAM."""
     children_bytes: int | None = None
     """Memory of the child processes; None if unknown."""
-    group: cgroup.Group | None = None
+    group: cgroup.ControlGroup | None = None
     """The control group with the tightest limit on this process, if any."""
     limit: own_limits.Limit | None = None
     """The tightest of the process's own limits, if any."""

@@ -26,7 +26,7 @@ _MAX_IDLE_BYTES = GIB
 
 
 @dataclass(frozen=True)
-class Card:
+class DriverCard:
     """A card of the driver, used by this process or not, with its NVML index."""
 
     index: int
@@ -75,20 +75,20 @@ class Nvml:
         except (library.NVMLError, LookupError) as error:
             return WholeDevice(note=f"NVML: {error}")
 
-    def cards(self) -> list[Card]:
+    def cards(self) -> list[DriverCard]:
         """Return every card of the machine; empty without a driver.
 
         For a process that uses no card itself. Raises NVMLError if the driver lists none.
         """
         library = self._load()
-        cards = list[Card]()
+        cards = list[DriverCard]()
         for index, handle in enumerate(_all_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
                 whole = _whole_device(library, handle, processes=True, has_context=False)
             except library.NVMLError as error:  # a failing card must not hide the rest
                 whole = WholeDevice(note=f"NVML: {error}")
-            cards.append(Card(index, model, whole))
+            cards.append(DriverCard(index, model, whole))
         return cards
 
     def loads(self, cuda: Any | None) -> dict[int, CardLoad]:
@@ -105,9 +105,10 @@ class Nvml:
         for index, handle in handles.items():
             with contextlib.suppress(library.NVMLError):
                 whole = _whole_device(library, handle, processes=False, has_context=False)
-                loads[index] = CardLoad(whole, None)  # if the utilization cannot be read
+                # It stays if the utilization cannot be read.
+                loads[index] = CardLoad(whole, utilization=None)
                 utilization = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
-                loads[index] = CardLoad(whole, utilization)
+                loads[index] = CardLoad(whole, utilization=utilization)
         return loads
 
     def _handles_in_use(self, cuda: Any) -> dict[int, Any]:
@@ -351,7 +352,13 @@ def _whole_device(library: Any, handle: Any, *, processes: bool, has_context: bo
         return WholeDevice(total, used, note=note)
     own_bytes = sizes.pop(os.getpid(), 0)
     other_bytes = sum(sizes.values())
-    return WholeDevice(total, used, other_bytes, "", own_bytes, tuple(sizes.items()))
+    return WholeDevice(
+        total,
+        used,
+        other_bytes,
+        own_bytes=own_bytes,
+        other_processes=tuple(sizes.items()),
+    )
 
 
 def sees_system_processes() -> bool:

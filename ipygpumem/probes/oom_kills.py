@@ -160,7 +160,7 @@ def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
         if match and len(fields) > 2 and fields[2].isdigit():
             died_at = boot_time + int(fields[2]) / 1e6
             line = text.split("\n")[0]
-            logged_deaths.append(Death(died_at, int(match[1]), match.re is _OOM, line))
+            logged_deaths.append(Death(died_at, pid=int(match[1]), oom=match.re is _OOM, text=line))
     return logged_deaths
 
 

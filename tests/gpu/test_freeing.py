@@ -12,7 +12,7 @@ FRAGMENTED = """
 import torch, ipygpumem
 from ipygpumem.extras.moving import moving
 from torch import nn
-fill = moving._Piece.fill
+fill = moving._MovedPiece.fill
 class Many(nn.Module):
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ def test_a_purge_of_a_fragmented_card(
                     rest = torch.cuda.mem_get_info()[0] - (8 << 20)
                     tries.append(torch.empty(rest, dtype=torch.uint8, device='cuda'))
                 fill(self)
-            moving._Piece.fill = taken
+            moving._MovedPiece.fill = taken
             """,
         )
         reply = kernel.run("record = ipygpumem.purge(many)")
@@ -137,17 +137,17 @@ def test_after_a_signal_handlers_error_all_is_on_the_device(freeing: Kernel) -> 
         model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda()
         before = torch.cuda.memory_allocated()
         values = [p.detach().cpu().clone() for p in model.parameters()]
-        empty, calls = moving._Piece.empty, []
+        empty, calls = moving._MovedPiece.empty, []
         def interrupted(piece):
             calls.append(piece)
             if len(calls) == 3:
                 raise Alarm
             empty(piece)
-        moving._Piece.empty = interrupted
+        moving._MovedPiece.empty = interrupted
         """,
     )
     assert freeing.run("with ipygpumem.offload(model): pass").error == "Alarm"
-    run_quietly(freeing, "moving._Piece.empty = empty; calls.clear()")
+    run_quietly(freeing, "moving._MovedPiece.empty = empty; calls.clear()")
     same = "all(map(torch.equal, [p.detach().cpu() for p in model.parameters()], values))"
     places = "{p.device.type for p in model.parameters()}"
     assert freeing.value(f"{places}, {same}") == ({"cuda"}, True)

@@ -19,7 +19,7 @@ from ipygpumem.errors import EstimateError, how_to_install
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.extras.fit.applying import Change
 from ipygpumem.extras.fit.changes import batch_in_parts, candidates, untried
-from ipygpumem.extras.fit.fit_command import Search, Trial
+from ipygpumem.extras.fit.fit_command import ChangeSearch, Trial
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.units import MIB, format_bytes
 from tests.alone import estimates_of_code_alone
@@ -29,20 +29,20 @@ pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 
 
 @pytest.fixture(scope="module")
-def first_look() -> Search:
+def first_look() -> ChangeSearch:
     """The search for ``PLAIN`` after its first estimate, for tests that change nothing of it."""
     with estimates_of_code_alone():
         return search(PLAIN, "950MiB", run=False)
 
 
 @pytest.fixture(scope="module")
-def whole_search() -> Search:
+def whole_search() -> ChangeSearch:
     """The search for ``PLAIN``, for tests that change nothing of it."""
     with estimates_of_code_alone():
         return search(PLAIN, "950MiB")
 
 
-def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Search) -> None:
+def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: ChangeSearch) -> None:
     fit = whole_search
     lines = {trial.title: trial.changes[0].line for trial in fit.trials}
     assert lines.keys() | {trial.title for trial in fit.useless} == BY_HAND.keys()
@@ -53,7 +53,7 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Se
         assert trial.device.required_bytes >= 0.99 * device.required_bytes, trial.title
 
 
-def test_the_first_estimate_is_the_usual_one(first_look: Search) -> None:
+def test_the_first_estimate_is_the_usual_one(first_look: ChangeSearch) -> None:
     (plain,) = estimated(PLAIN).devices
     (device,) = first_look.trial_with(first_look.unchanged).estimate.devices
     assert (device.peak_bytes, device.reserved_bytes, device.parts) == (
@@ -134,7 +134,7 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
         assert line.startswith("# ") is bool(comments and re.search(comments, line)), line
 
 
-def test_checkpointed_blocks_get_the_same_gradients(first_look: Search) -> None:
+def test_checkpointed_blocks_get_the_same_gradients(first_look: ChangeSearch) -> None:
     offered = candidates(first_look.findings)
     (line,) = (change.line for change in offered if "checkpoint" in change.title)
     gradients = []
@@ -248,12 +248,12 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
     """The largest part of 1,024 rows that fits takes four estimates, not ten."""
     asked: list[int] = []
 
-    def trial_with(_: Search, *changes: Any) -> Any:
+    def trial_with(_: ChangeSearch, *changes: Any) -> Any:
         asked.append(changes[0].passes)
         device = SimpleNamespace(required_bytes=2 + (asked[-1] < enough))
         return SimpleNamespace(fits=asked[-1] >= enough, device=device, passes=asked[-1], title="")
 
-    monkeypatch.setattr(Search, "trial_with", trial_with)
+    monkeypatch.setattr(ChangeSearch, "trial_with", trial_with)
     fit = search("", "1GiB", run=False)
     fit.findings.batch.rows = 1 << 10
     base: Any = SimpleNamespace(device=SimpleNamespace(required_bytes=4))
@@ -296,7 +296,7 @@ def test_combinations_include_each_change_that_saves_memory(
         for title in needs
     ]
 
-    def trial_with(_: Search, *changes: Any) -> Any:
+    def trial_with(_: ChangeSearch, *changes: Any) -> Any:
         titles = [change.title for change in changes]
         if len(titles) > 1 and "freeze" in titles:
             raise RuntimeError(titles)
@@ -305,7 +305,7 @@ def test_combinations_include_each_change_that_saves_memory(
         figures = DeviceEstimate("cuda:0", 0, 0, 0, 0, round(need * 10), room_bytes=10)
         return Trial(changes, Estimate((figures,), 0.0), 0)
 
-    monkeypatch.setattr(Search, "trial_with", trial_with)
+    monkeypatch.setattr(ChangeSearch, "trial_with", trial_with)
     monkeypatch.setattr("ipygpumem.extras.fit.fit_command.candidates", lambda _: changes)
     fit = search("", "1GiB")
     assert [trial.title for trial in fit.useless] == ["plain loop", "autocast"]
@@ -466,7 +466,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
     ]
 
 
-def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None:
+def test_code_is_written_only_for_changes_that_fit(whole_search: ChangeSearch) -> None:
     fit = whole_search
     report = fit.report(fit.trial_with(fit.unchanged))
     (listing,) = (listing for listing in report.listings if listing.title == "write")
@@ -494,7 +494,7 @@ def test_sizes_have_the_unit_that_was_typed(size: str, room: str, unit: str) -> 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "LBFGS"])
 def test_only_optimizers_that_exist_in_8_bits_are_named(
-    name: str, first_look: Search, monkeypatch: pytest.MonkeyPatch
+    name: str, first_look: ChangeSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only if they have a state at the peak."""
     findings = first_look.findings
@@ -505,11 +505,11 @@ def test_only_optimizers_that_exist_in_8_bits_are_named(
     assert not any("8-bit" in title for title, _ in untried(findings, {"parameters": MIB}))
 
 
-def test_a_saving_below_a_thousandth_of_the_peak_is_not_named(first_look: Search) -> None:
+def test_a_saving_below_a_thousandth_of_the_peak_is_not_named(first_look: ChangeSearch) -> None:
     saved = dict(untried(first_look.findings, {"activations": 4096, "other": 4 * MIB}))
     assert saved == {}
 
 
-def test_activations_may_be_kept_in_ram(first_look: Search) -> None:
+def test_activations_may_be_kept_in_ram(first_look: ChangeSearch) -> None:
     saved = dict(untried(first_look.findings, {"activations": 4 * MIB}))
     assert saved["activations in RAM: with torch.autograd.graph.save_on_cpu(): ..."] == 4 * MIB

@@ -258,7 +258,7 @@ def test_a_model_that_does_not_fit_back_works_on_the_host(
 ) -> None:
     values = trained.values()
     shared = trained.shared()
-    fill = moving._Piece.fill
+    fill = moving._MovedPiece.fill
     tries = list[int]()
 
     def fails(self: Any) -> None:
@@ -267,7 +267,7 @@ def test_a_model_that_does_not_fit_back_works_on_the_host(
         if len(tries) % 3 == 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nMore.")
 
-    monkeypatch.setattr(moving._Piece, "fill", fails)
+    monkeypatch.setattr(moving._MovedPiece, "fill", fails)
     with pytest.warns(RuntimeWarning, match="stay on the host"):
         record = trained.purge()
     assert record.is_on_host
@@ -315,15 +315,15 @@ def test_a_ctrl_c_during_an_offload_comes_after_it(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     homes = [item.untyped_storage()._cdata for item in trained.all()]
-    done = getattr(moving._Piece, step)
+    done = getattr(moving._MovedPiece, step)
     entered: list[int] = []
 
     def strikes(self: Any) -> None:
         done(self)
-        monkeypatch.setattr(moving._Piece, step, done)
+        monkeypatch.setattr(moving._MovedPiece, step, done)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(moving._Piece, step, strikes)
+    monkeypatch.setattr(moving._MovedPiece, step, strikes)
     with pytest.raises(KeyboardInterrupt), trained.offload():
         entered.append(1)
     assert len(entered) == (step == "fill")

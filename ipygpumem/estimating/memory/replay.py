@@ -193,7 +193,7 @@ def device_figures(log: StorageLog, device: str, label: str) -> DeviceFigures:
     return DeviceFigures(estimate, replay.already_held_bytes + in_use.freed_bytes)
 
 
-class _Moment(NamedTuple):
+class _StorageMoment(NamedTuple):
     """A moment at which a storage is allocated or freed; moments are sorted by their fields."""
 
     clock: int
@@ -203,19 +203,19 @@ class _Moment(NamedTuple):
     """The number of the storage."""
 
 
-def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
+def _moments(lives: Sequence[StorageLife]) -> list[_StorageMoment]:
     """Return the moments at which storages are allocated and freed, in order."""
-    moments: list[_Moment] = []
+    moments: list[_StorageMoment] = []
     for number, life in enumerate(lives):
         if life.size_bytes:
-            moments.append(_Moment(life.born, is_allocation=True, number=number))
+            moments.append(_StorageMoment(life.born, is_allocation=True, number=number))
             if life.died:
-                moments.append(_Moment(life.died, is_allocation=False, number=number))
+                moments.append(_StorageMoment(life.died, is_allocation=False, number=number))
     return sorted(moments)
 
 
 def _replay_of(
-    lives: Sequence[StorageLife], moments: Iterable[_Moment], segments: Sequence[Segment]
+    lives: Sequence[StorageLife], moments: Iterable[_StorageMoment], segments: Sequence[Segment]
 ) -> Replay:
     """Return the input of a replay of some storages.
 
@@ -249,7 +249,7 @@ def _changes_in_ram(
 
 
 @dataclass
-class _Peak:
+class _HighestMoment:
     """The highest moment of a replay."""
 
     size_bytes: int = 0
@@ -260,7 +260,9 @@ class _Peak:
     """Bytes in use after the last event."""
 
     @classmethod
-    def of(cls, moments: Iterable[_Moment], changes: Iterable[tuple[int, int]]) -> _Peak:
+    def of(
+        cls, moments: Iterable[_StorageMoment], changes: Iterable[tuple[int, int]]
+    ) -> _HighestMoment:
         """Return the peak of a replay's changes."""
         peak = cls()
         for moment, (_, change) in zip(moments, changes, strict=True):
@@ -276,32 +278,34 @@ class _Replayed(NamedTuple):
 
     changes: Sequence[tuple[int, int]]
     """Each event's storage, and its change of the bytes in use."""
-    peak: _Peak
+    peak: _HighestMoment
     reserved_bytes: int
     needed_bytes: int
 
 
 def _replayed_in_ram(
-    replay: Replay, lives: Sequence[StorageLife], moments: Iterable[_Moment]
+    replay: Replay, lives: Sequence[StorageLife], moments: Iterable[_StorageMoment]
 ) -> _Replayed:
     """Return the results for RAM: only the peak is needed, and nothing more is reserved."""
     changes = list(_changes_in_ram(replay.events, lives))
-    peak = _Peak.of(moments, changes)
+    peak = _HighestMoment.of(moments, changes)
     return _Replayed(changes, peak, peak.size_bytes, peak.size_bytes)
 
 
-def _replayed_on_card(replay: Replay, moments: Iterable[_Moment]) -> _Replayed:
+def _replayed_on_card(replay: Replay, moments: Iterable[_StorageMoment]) -> _Replayed:
     """Return the results of a replay in the simulated allocator."""
     allocator = replay.allocator(downwards=True)
     changes = list(replay.changes(allocator))
-    peak = _Peak.of(moments, changes)
+    peak = _HighestMoment.of(moments, changes)
     reserved_bytes = allocator.most_reserved_bytes - replay.others_bytes
     needed_bytes = replay.least_bytes(peak.size_bytes, reserved_bytes)
     return _Replayed(changes, peak, reserved_bytes, needed_bytes)
 
 
 def _block_sizes(
-    lives: Iterable[StorageLife], moments: Iterable[_Moment], changes: Iterable[tuple[int, int]]
+    lives: Iterable[StorageLife],
+    moments: Iterable[_StorageMoment],
+    changes: Iterable[tuple[int, int]],
 ) -> list[int]:
     """Return the size of each storage's block in a replay; of the storage itself if it got none."""
     sizes = [life.size_bytes for life in lives]

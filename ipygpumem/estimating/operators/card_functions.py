@@ -128,9 +128,9 @@ class CardFunctions:
         is_plain = self._devices.cpu_is_stand_in and not self._autocast.is_enabled()
         if not converts or not is_plain:
             return original(source, *args, **kwargs)
-        if "dim" in kwargs:
-            return kernel(source, kwargs["dim"], True)
-        return kernel(source, args[0], True)
+        dim = kwargs["dim"] if "dim" in kwargs else args[0]
+        half_to_float = True
+        return kernel(source, dim, half_to_float)
 
     def linear(self, original: Any, input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002
         """Return a linear map that has one result, as on a card.
@@ -166,7 +166,7 @@ class CardFunctions:
         """
         largest = labels.max()
         count = int(largest) + 1
-        has_bound = self._values.largest(labels, None) is not None
+        has_bound = self._values.largest(labels, default=None) is not None
         if not is_known(largest) and not has_bound:
             self._unfollowed.note_one_hot_line(user_line(), count)
         return count

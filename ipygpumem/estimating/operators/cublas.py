@@ -56,6 +56,11 @@ def _cublaslt_bytes(cublas_bytes: int) -> int:
     return min(cublas_bytes, size_bytes)
 
 
+def all_workspace_sizes() -> set[int]:
+    """Return the bytes of the workspaces of all cards: of a Hopper, and of any other card."""
+    return {*workspace_sizes(_HOPPER), *workspace_sizes((0, 0))}
+
+
 class _Workspace(NamedTuple):
     """A workspace that a thread of the code has."""
 
@@ -171,7 +176,7 @@ def _blocks_like_workspaces() -> dict[str, dict[int, int]]:
         snapshots_by_device = snapshots("cuda")
     except RuntimeError:  # another allocator
         return {}
-    sizes_of_workspaces = {*workspace_sizes(None), *workspace_sizes((0, 0))}
+    sizes_of_workspaces = all_workspace_sizes()
     blocks_by_device = _blocks_of_sizes(snapshots_by_device, sizes_of_workspaces)
     addresses_of_tensors = set[int]()
     if any(blocks_by_device.values()):

@@ -154,7 +154,7 @@ def _unique_consecutive(
 ) -> Any:
     if dim is None:
         return _unique_neighbours(tensor, inverse, counts, share)
-    return _unique_in(tensor, dim, True, inverse, counts, share=share)
+    return _unique_in(tensor, dim, inverse=inverse, counts=counts, share=share)
 
 
 def _unique_neighbours(tensor: Any, inverse: bool, counts: bool, share: float) -> Any:
@@ -170,7 +170,8 @@ def _unique_neighbours(tensor: Any, inverse: bool, counts: bool, share: float) -
 def _unique_consecutive_in(
     tensor: Any, dim: int, *flags: bool, share: float = 1.0, **named_flags: bool
 ) -> Any:
-    return _unique_in(tensor, dim, True, *flags, share=share, **named_flags)
+    is_sorted = True  # an argument of ``unique`` that ``unique_consecutive`` does not have
+    return _unique_in(tensor, dim, is_sorted, *flags, share=share, **named_flags)
 
 
 def _bincount(

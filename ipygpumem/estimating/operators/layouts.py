@@ -81,11 +81,11 @@ def _contiguous(_: Any, result: Any) -> Strides:
     return tuple(prims.make_contiguous_strides_for(result.shape))
 
 
-def _rule_of_channels(number: int) -> Callable[[Any, Any], Strides]:
-    """Return a rule: the result is in channels-last layout if the argument at a position is."""
+def _rule_of_channels(*, index: int) -> Callable[[Any, Any], Strides]:
+    """Return a rule: the result is in channels-last layout if the argument at ``index`` is."""
 
     def rule(args: Any, result: Any) -> Strides:
-        layout = prims.suggest_memory_format(args[number])
+        layout = prims.suggest_memory_format(args[index])
         if layout is torch.contiguous_format:
             return _contiguous(args, result)
         return tuple(prims.make_channels_last_strides_for(result.shape))
@@ -137,9 +137,9 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_FIRST_ARGUMENT_FIRST, _elementwise),
     **dict.fromkeys(_SECOND_ARGUMENT_FIRST, _elementwise_input_first),
     **dict.fromkeys(_ARITHMETIC, _elementwise_if_expanded),
-    _ATEN.native_batch_norm_backward.default: _rule_of_channels(1),
+    _ATEN.native_batch_norm_backward.default: _rule_of_channels(index=1),
     _ATEN.rrelu_with_noise_backward.default: _elementwise_of_slopes,
-    _ATEN.upsample_bilinear2d.default: _rule_of_channels(0),
+    _ATEN.upsample_bilinear2d.default: _rule_of_channels(index=0),
 }
 """Rules by operator: the strides of the first result for the arguments and that result."""
 # Older versions of torch do not have this operator.

@@ -47,7 +47,7 @@ _TYPES_OF_SEQUENCES = frozenset({list, tuple})
 _TYPES_OF_NUMBERS = frozenset({bool, float, int})
 
 
-class _Argument(NamedTuple):
+class _ArgumentItself(NamedTuple):
     """The result is an argument itself, as that of ``x.add_(y)``."""
 
     number: int
@@ -75,7 +75,7 @@ class _NewTensor(NamedTuple):
     device: torch.device
 
 
-_TensorRecipe = _Argument | _View | _NewTensor | None
+_TensorRecipe = _ArgumentItself | _View | _NewTensor | None
 """How to make one tensor of a result; None for a None in its place."""
 
 
@@ -274,7 +274,7 @@ class ResultCache:
         """Return one tensor of a new result; None for a None."""
         if part is None:
             return None
-        if isinstance(part, _Argument):
+        if isinstance(part, _ArgumentItself):
             return tensors[part.number]
         with no_dispatch():
             if isinstance(part, _View):
@@ -316,7 +316,7 @@ def _recipe_of(result: Any, tensors: list[Any]) -> _Recipe:
     numbers = _ArgumentNumbers(tensors)
     kind = type(result)
     if kind not in _TYPES_OF_SEQUENCES:
-        return _Recipe((_tensor_recipe(result, numbers),), None)
+        return _Recipe((_tensor_recipe(result, numbers),), container=None)
     parts = tuple(_tensor_recipe(item, numbers) for item in result)
     storages = [
         item.untyped_storage()._cdata
@@ -356,7 +356,7 @@ def _tensor_recipe(value: Any, numbers: _ArgumentNumbers) -> _TensorRecipe:
         raise _NotRepeatableError
     same = numbers.of_tensors.get(id(value))
     if same is not None:
-        return _Argument(_only_number(same))
+        return _ArgumentItself(_only_number(same))
     if value.requires_grad:
         raise _NotRepeatableError
     shape = tuple(value.shape)

@@ -6,7 +6,7 @@ sizes depend on shapes and types only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -265,18 +265,18 @@ def _expanded_deviation(args: Any, result: Any) -> int:
 # -- copies of arguments ---------------------------------------------------------------------------
 
 
-def _rule_of_copies(is_readable: Callable[[Any], bool], *numbers: int) -> Rule:
+def _rule_of_copies(is_readable: Callable[[Any], bool], *, indices: Iterable[int]) -> Rule:
     """Return a rule: the bytes of copies of arguments that a kernel cannot read.
 
     Args:
         is_readable: returns True for a tensor that the kernel reads without a copy.
-        numbers: the positions of the arguments.
+        indices: the indices of the arguments.
     """
 
     def rule(args: Any, _: Any) -> int:
         copied_bytes = 0
-        for number in numbers:
-            source = args[number]
+        for index in indices:
+            source = args[index]
             if not is_readable(source):
                 copied_bytes += _nbytes(source)
         return copied_bytes
@@ -349,10 +349,10 @@ _READ_ONLY_DENSE = (
     "upsample_nearest3d_backward",
     "upsample_trilinear3d_backward",
 )
-_rule_of(*_READ_ONLY_CONTIGUOUS)(_rule_of_copies(is_contiguous, 0))
-_rule_of(*_READ_ONLY_DENSE)(_rule_of_copies(_is_dense, 0))
+_rule_of(*_READ_ONLY_CONTIGUOUS)(_rule_of_copies(is_contiguous, indices=(0,)))
+_rule_of(*_READ_ONLY_DENSE)(_rule_of_copies(_is_dense, indices=(0,)))
 _rule_of("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")(
-    _rule_of_copies(_is_dense, 0, 1)
+    _rule_of_copies(_is_dense, indices=(0, 1))
 )
 
 

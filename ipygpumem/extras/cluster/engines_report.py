@@ -163,7 +163,14 @@ def _summed_usage(kind: str, usages: Sequence[Usage]) -> Usage:
         peak_bytes += usage.peak_bytes
         if usage.method == "sampled":
             method = "sampled"
-    return Usage(kind, before_bytes, after_bytes, peak_bytes, None, method)
+    return Usage(
+        kind,
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+        peak_bytes=peak_bytes,
+        total_bytes=None,
+        method=method,
+    )
 
 
 # -- texts about engines ------------------------------------------------------------------------

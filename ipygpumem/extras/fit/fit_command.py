@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import types
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from IPython.utils.capture import capture_output
@@ -69,7 +69,12 @@ class Trial(NamedTuple):
     @property
     def title(self) -> str:
         """The names of the changes."""
-        return " + ".join(change.title for change in self.changes)
+        return _joined_titles(self.changes)
+
+
+def _joined_titles(changes: Iterable[Change]) -> str:
+    """Return the names of changes that are made together."""
+    return " + ".join(change.title for change in changes)
 
 
 def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
@@ -78,7 +83,7 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     running = app.context.cells.running()
     if running and running[-1].fit is not None:
         raise EstimateError("%%estimate: --fit does not work below %%autofit")
-    search = Search(app, options, code)
+    search = ChangeSearch(app, options, code)
     base = search.trial_with(search.unchanged)
     reports = [estimate_report(base.estimate, options.fit)]
     if not base.estimate.devices:
@@ -108,7 +113,7 @@ def report_of_unchanged(base: Trial) -> Report | None:
     return Report("fit", f"fit · it fits perhaps without a change: it depends on {depends}")
 
 
-class Search:
+class ChangeSearch:
     """The search for changes of one cell.
 
     ``run`` estimates each change alone, and then, if none is enough, several together. The first
@@ -130,7 +135,7 @@ class Search:
         """Number of estimates so far."""
         self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
-        self.unchanged = Change("", "", "", self.findings.apply)
+        self.unchanged = Change(title="", line="", results="", apply=self.findings.apply)
         """No change: only observes the run."""
         self.trials: list[Trial] = []
         """The changes with which the code needs less memory."""
@@ -159,7 +164,7 @@ class Search:
 
         The code's output, which the first run has shown, is not shown again.
         """
-        title = Trial(changes, Estimate((), 0.0), 0).title
+        title = _joined_titles(changes)
         if time.monotonic() > self._deadline:
             self.failed.append(f"{title}: not tried, since the time is up (--timeout)")
             return None

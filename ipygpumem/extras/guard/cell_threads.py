@@ -19,7 +19,7 @@ _CHECKS_WITHOUT_CHANGE = 3
 """Number of equal checks after which the threads allocate nothing."""
 
 
-class _State(NamedTuple):
+class _ThreadsState(NamedTuple):
     """One check of a cell's threads."""
 
     threads: int
@@ -28,7 +28,7 @@ class _State(NamedTuple):
     """Memory that the process has allocated."""
 
 
-_UNKNOWN_STATE = _State(threads=-1, data_bytes=-1)
+_UNKNOWN_STATE = _ThreadsState(threads=-1, data_bytes=-1)
 
 
 class CellThreads:
@@ -83,11 +83,11 @@ class CellThreads:
         Threads that fill the memory end at their next allocation, because it is refused.
         """
         end = time.monotonic() + _LONGEST_WAIT_SECONDS
-        last_state = _State(threads=0, data_bytes=0)
+        last_state = _ThreadsState(threads=0, data_bytes=0)
         unchanged_checks = 0
         while unchanged_checks < _CHECKS_WITHOUT_CHANGE and time.monotonic() < end:
             try:
-                state = _State(len(self._busy_threads()), self._data_bytes() or 0)
+                state = _ThreadsState(len(self._busy_threads()), self._data_bytes() or 0)
             except MemoryError:  # they still allocate
                 state = _UNKNOWN_STATE
             if state.threads == 0:

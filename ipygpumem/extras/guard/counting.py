@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ipygpumem.extras.guard.allocation_limit import AllocationLimit
-from ipygpumem.extras.guard.memory_left import Figures
+from ipygpumem.extras.guard.memory_left import MemoryFigures
 from ipygpumem.extras.guard.refusal import Refusal
 from ipygpumem.extras.guard.reserve_block import ReserveBlock
-from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, Shares
+from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, MemoryShares
 from ipygpumem.extras.guard.soft_limit import NO_LIMIT
 from ipygpumem.probes import own_limits
 from ipygpumem.shell.cell import GuardAction
@@ -47,10 +47,10 @@ class Counting(Protocol):
     def description(self) -> str:
         """How the memory is guarded, in words."""
 
-    def limit_bytes(self, figures: Figures) -> int:
+    def limit_bytes(self, figures: MemoryFigures) -> int:
         """Return the limit that allocations should have now, or ``NO_LIMIT``."""
 
-    def shortest_pause_seconds(self, figures: Figures) -> float:
+    def shortest_pause_seconds(self, figures: MemoryFigures) -> float:
         """Return the shortest time until the watching thread checks again."""
 
     def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
@@ -74,7 +74,7 @@ class CountAllocated:
 
     def __init__(
         self,
-        shares: Shares,
+        shares: MemoryShares,
         limit: AllocationLimit,
         reserve: ReserveBlock,
         knows_peak: Callable[[], bool],
@@ -95,16 +95,16 @@ class CountAllocated:
             return "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
         return "allocations are limited (RLIMIT_DATA), and memory in use is watched"
 
-    def begin_cell(self, figures: Figures) -> None:
+    def begin_cell(self, figures: MemoryFigures) -> None:
         """Note the memory when a cell begins."""
         self._given_bytes = self.limit_bytes(figures) - (figures.data_bytes or 0)
         self._private_bytes_before = figures.private_bytes
 
-    def limit_bytes(self, figures: Figures) -> int:
+    def limit_bytes(self, figures: MemoryFigures) -> int:
         """Return the limit that allocations should have now: the memory left to the cell."""
         return self._shares.limit_bytes(figures)
 
-    def shortest_pause_seconds(self, figures: Figures) -> float:
+    def shortest_pause_seconds(self, figures: MemoryFigures) -> float:
         """Return the shortest time until the watching thread checks again."""
         unused_bytes = (figures.data_bytes or 0) - figures.private_bytes
         if unused_bytes < self._shares.until_interrupt_bytes(figures):
@@ -159,23 +159,23 @@ class CountTouched:
 
     description = "only memory in use is watched"
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: MemoryShares) -> None:
         self._shares = shares
         self._left_bytes: int | None = None
         """Memory left when the limit came into force for this cell."""
 
-    def begin_cell(self, figures: Figures) -> None:
+    def begin_cell(self, figures: MemoryFigures) -> None:
         """Forget the limit of the last cell."""
         self._left_bytes = None
 
-    def limit_bytes(self, figures: Figures) -> int:
+    def limit_bytes(self, figures: MemoryFigures) -> int:
         """Return the limit that allocations should have now; ``NO_LIMIT`` while memory is left."""
         if self._shares.free_bytes(figures):
             return NO_LIMIT
         self._left_bytes = self._shares.left_bytes(figures)
         return self._shares.limit_bytes(figures)
 
-    def shortest_pause_seconds(self, figures: Figures) -> float:
+    def shortest_pause_seconds(self, figures: MemoryFigures) -> float:
         """Return the shortest time until the watching thread checks again: it is short, because no
         limit protects the memory left.
         """
@@ -203,11 +203,11 @@ class CountUnlimited:
             f"only memory in use is watched: {library} ends the process if an allocation fails"
         )
 
-    def limit_bytes(self, figures: Figures) -> int:
+    def limit_bytes(self, figures: MemoryFigures) -> int:
         """Return ``NO_LIMIT``."""
         return NO_LIMIT
 
-    def shortest_pause_seconds(self, figures: Figures) -> float:
+    def shortest_pause_seconds(self, figures: MemoryFigures) -> float:
         """Return the shortest time until the watching thread checks again."""
         return CHECK_SECONDS
 

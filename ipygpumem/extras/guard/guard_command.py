@@ -86,6 +86,7 @@ class _Request(NamedTuple):
     state: Literal["on", "off", ""]
     """Empty: show the state."""
     limit_bytes: int | None
+    """The user's limit; None without one."""
 
 
 def _request(options: Options) -> _Request:
@@ -105,10 +106,10 @@ def _request(options: Options) -> _Request:
     if state == "off" and (limits or options.touched):
         raise UsageError("%gpumem guard: off takes no limit and no option")
     if state == "off":
-        return _Request("off", None)
+        return _Request("off", limit_bytes=None)
     if state == "on" or limits or options.touched:
         return _Request("on", limits[0] if limits else None)
-    return _Request("", None)
+    return _Request("", limit_bytes=None)
 
 
 def _size_alone(text: str) -> object:

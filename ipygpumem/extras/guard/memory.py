@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from ipygpumem.extras.guard.allocation_limit import AllocationLimit
 from ipygpumem.extras.guard.counting import CountAllocated, Counting, CountTouched, CountUnlimited
-from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
+from ipygpumem.extras.guard.memory_left import MemoryFigures, MemoryLeft
 from ipygpumem.extras.guard.reserve_block import ReserveBlock
-from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES, Shares
+from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES, MemoryShares
 from ipygpumem.probes.malloc import free_heap_bytes, trim_heap
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.units import format_bytes
@@ -35,7 +35,7 @@ class GuardedMemory:
         self, user_limit_bytes: int | None, *, touched: bool, knows_peak: Callable[[], bool]
     ) -> None:
         self.left = MemoryLeft()
-        self.shares = Shares(self.left, user_limit_bytes)
+        self.shares = MemoryShares(self.left, user_limit_bytes)
         self.limit = AllocationLimit(self.left.data_bytes, self._renew_if_possible)
         self.reserve = ReserveBlock()
         system_limits_allocations = self.left.now().data_bytes is not None and resource is not None
@@ -63,11 +63,11 @@ class GuardedMemory:
         how = self.counting.description
         return f"the guard is on: a cell can use {room} of {self.shares.whose} · {how}"
 
-    def now(self) -> Figures:
+    def now(self) -> MemoryFigures:
         """Return the current figures."""
         return self.left.now()
 
-    def trimmed(self) -> Figures:
+    def trimmed(self) -> MemoryFigures:
         """Return the current figures; if little is left, ``malloc`` returns its free pages first.
 
         Those pages are free for Python, but count as used for the system.
@@ -81,17 +81,17 @@ class GuardedMemory:
             return figures
         return self.now()
 
-    def share(self, figures: Figures) -> None:
+    def share(self, figures: MemoryFigures) -> None:
         """Fix the shares of a cell that begins now."""
         self.shares.begin_cell(figures)
         self._counting.begin_cell(figures)
 
-    def limit_cell(self, figures: Figures) -> None:
+    def limit_cell(self, figures: MemoryFigures) -> None:
         """Limit the allocations of a cell that begins now."""
         self.limit.switch_on()
         self.renew(figures)
 
-    def renew(self, figures: Figures) -> None:
+    def renew(self, figures: MemoryFigures) -> None:
         """Limit allocations to the memory left now, as ``figures`` say."""
         if figures.data_bytes is None:
             return

@@ -22,7 +22,7 @@ _FILE_BYTES = 1 << 12
 """Size of the buffer for a file of figures."""
 
 
-class Figures(NamedTuple):
+class MemoryFigures(NamedTuple):
     """The memory left to this process."""
 
     available_bytes: int
@@ -118,7 +118,7 @@ class MemoryLeft:
         self._files.callback(os.close, descriptor)
         return descriptor
 
-    def now(self) -> Figures:
+    def now(self) -> MemoryFigures:
         """Return the current figures."""
         if self._proc is None:
             return _figures_of_psutil()
@@ -131,10 +131,10 @@ class MemoryLeft:
             with contextlib.suppress(OSError, ValueError):
                 available_bytes = min(available_bytes, group.available_bytes())
         private_bytes = (int(rss) - int(shared)) * PAGE_BYTES
-        return Figures(available_bytes, private_bytes, int(data) * PAGE_BYTES)
+        return MemoryFigures(available_bytes, private_bytes, int(data) * PAGE_BYTES)
 
     def data_bytes(self) -> int | None:
-        """Return ``Figures.data_bytes`` alone, in a tenth of the time."""
+        """Return ``MemoryFigures.data_bytes`` alone, in a tenth of the time."""
         if self._proc is None:
             return None
         pages = _read(self._proc.statm, _LINE_BYTES).split()[5]
@@ -145,12 +145,16 @@ class MemoryLeft:
         self._files.close()
 
 
-def _figures_of_psutil() -> Figures:
+def _figures_of_psutil() -> MemoryFigures:
     """Return the current figures of a system without Linux's files."""
     memory = psutil.virtual_memory()
     swap = psutil.swap_memory()
     rss_bytes = int(psutil.Process().memory_info().rss)
-    return Figures(int(memory.available + swap.free), rss_bytes, None)
+    return MemoryFigures(
+        available_bytes=int(memory.available + swap.free),
+        private_bytes=rss_bytes,
+        data_bytes=None,
+    )
 
 
 def _read(descriptor: int, size_bytes: int = _FILE_BYTES) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
+from ipygpumem.extras.guard.memory_left import MemoryFigures, MemoryLeft
 from ipygpumem.units import MIB, format_bytes
 
 LEAST_ROOM_BYTES = 32 * MIB
@@ -13,7 +13,7 @@ LAST_ROOM_BYTES = 4 * MIB
 """Bytes that a cell may allocate even if ``--limit`` is exceeded."""
 
 
-class Shares:
+class MemoryShares:
     """The bytes of memory left at which the guard refuses allocations or interrupts the cell.
 
     From much memory left to none: an allocation is refused at ``_refusal_bytes``, the cell is
@@ -48,7 +48,7 @@ class Shares:
         self._floor_bytes = 0
         """Minimum of the limit on allocations during the cell."""
 
-    def begin_cell(self, figures: Figures) -> None:
+    def begin_cell(self, figures: MemoryFigures) -> None:
         """Fix the shares of a cell that begins now.
 
         The cell may allocate the least room even if little is left: all limits leave it that.
@@ -63,26 +63,26 @@ class Shares:
         self._interrupt_private_bytes = max(above_limit, figures.private_bytes + room)
         self._floor_bytes = (figures.data_bytes or 0) + room
 
-    def left_bytes(self, figures: Figures) -> int:
+    def left_bytes(self, figures: MemoryFigures) -> int:
         """Return the memory left, the reserve included."""
-        return self._left_above(0, figures)
+        return self._left_above(figures, kept_bytes=0)
 
-    def free_bytes(self, figures: Figures) -> int:
+    def free_bytes(self, figures: MemoryFigures) -> int:
         """Return the memory left until allocations are refused."""
-        return self._left_above(self._refusal_bytes, figures)
+        return self._left_above(figures, kept_bytes=self._refusal_bytes)
 
-    def _left_above(self, kept_bytes: int, figures: Figures) -> int:
+    def _left_above(self, figures: MemoryFigures, *, kept_bytes: int) -> int:
         """Return the memory left if ``kept_bytes`` stay unused and ``--limit`` is not exceeded."""
         left = figures.available_bytes - kept_bytes
         if self._user_limit_bytes is not None:
             left = min(left, self._user_limit_bytes - figures.private_bytes)
         return max(0, left)
 
-    def room_bytes(self, figures: Figures) -> int:
+    def room_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes that a cell that begins now may allocate."""
         return max(self.free_bytes(figures), self._least_room_bytes(figures))
 
-    def _least_room_bytes(self, figures: Figures) -> int:
+    def _least_room_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes that a cell that begins now may allocate even if nothing is left.
 
         This is at most half of what is left above half of the reserve, but at least an eighth of
@@ -97,7 +97,7 @@ class Shares:
         until_limit = (self._user_limit_bytes + LEAST_ROOM_BYTES - figures.private_bytes) // 2
         return min(room, max(until_limit, LAST_ROOM_BYTES))
 
-    def limit_bytes(self, figures: Figures) -> int:
+    def limit_bytes(self, figures: MemoryFigures) -> int:
         """Return the private address space that the process may have while the cell runs.
 
         Args:
@@ -106,7 +106,7 @@ class Shares:
         free = max(self.free_bytes(figures), self._slack_bytes(figures))
         return max((figures.data_bytes or 0) + free, self._floor_bytes)
 
-    def _slack_bytes(self, figures: Figures) -> int:
+    def _slack_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes that may be allocated although the cell has used up its memory.
 
         libzmq's own threads allocate a few KiB when a front-end sends a message, and end the
@@ -119,7 +119,7 @@ class Shares:
             left = min(left, above_limit - figures.private_bytes)
         return max(0, left // 8)
 
-    def cushion_bytes(self, figures: Figures) -> int:
+    def cushion_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes that may be added to the limit while code around the user's runs.
 
         It is half of what is left above half of the reserve, so that other threads get less each
@@ -131,7 +131,7 @@ class Shares:
             left = min(left, until_interrupt + self._refusal_bytes)
         return max(0, left // 2)
 
-    def until_interrupt_bytes(self, figures: Figures) -> int:
+    def until_interrupt_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes that the cell may still use before it is interrupted.
 
         They are negative once that is due. With ``--limit``, the private pages count, too.

@@ -12,7 +12,7 @@ from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES
 from ipygpumem.extras.guard.counting import CHECK_SECONDS, LIMITED_CHECK_SECONDS
 from ipygpumem.extras.guard.interrupt import CellInterrupt
 from ipygpumem.extras.guard.memory import GuardedMemory
-from ipygpumem.extras.guard.memory_left import Figures
+from ipygpumem.extras.guard.memory_left import MemoryFigures
 from ipygpumem.meter.worker import Worker
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.error_isolation import ErrorIsolation
@@ -163,7 +163,7 @@ class Watch:
             return None
         return max(pause_seconds, shortest_pause_seconds)
 
-    def _pause_seconds(self, figures: Figures) -> float:
+    def _pause_seconds(self, figures: MemoryFigures) -> float:
         """Return the time in which code that writes to memory as fast as it can does not use up
         what is left.
         """

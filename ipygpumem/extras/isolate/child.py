@@ -315,7 +315,7 @@ def _redirect(task: Task, errors: _Errors) -> None:
 
 def _stream(name: str, earlier: Any, send: Callable[..., None]) -> Any:
     """Return the stream that replaces ``earlier``, to which log handlers may still write."""
-    stream = _Stream(name, earlier, send)
+    stream = _OutputStream(name, earlier, send)
     if type(earlier).__module__ == "ipykernel.iostream":
         earlier.write = stream.write
         earlier.flush = stream.flush
@@ -395,7 +395,7 @@ def _function_that_asks(connection: Connection, kind: str) -> Callable[..., Any]
     return ask
 
 
-class _Stream(io.TextIOBase):
+class _OutputStream(io.TextIOBase):
     """Text stream that sends what is written to the kernel's process."""
 
     encoding = "utf-8"

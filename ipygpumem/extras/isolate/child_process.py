@@ -103,5 +103,5 @@ class ChildProcess:
         self._send_signal(signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # other code has read its status
             _, status, usage = os.wait4(self._pid, 0)
-            return EndOfProcess(status, usage.ru_maxrss * KIB)
-        return EndOfProcess(0, 0)
+            return EndOfProcess(status, highest_rss_bytes=usage.ru_maxrss * KIB)
+        return EndOfProcess(status=0, highest_rss_bytes=0)

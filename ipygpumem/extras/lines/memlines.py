@@ -138,7 +138,7 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
     written = cell.source.splitlines()  # as IPython splits what it has compiled
     if len(written) == len(compiled):
-        return CodeBlock("cell", 1, tuple(code_lines(cell.source.rstrip("\n"))))
+        return CodeBlock("cell", first_line=1, source=tuple(code_lines(cell.source.rstrip("\n"))))
     # A magic with several lines is one compiled line, so that later lines have other numbers.
     lines = []
     for position, line in enumerate(compiled):
@@ -146,7 +146,7 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
         if is_magic:
             line = written[position]
         lines.append(line)
-    return CodeBlock("cell", 1, tuple(lines))
+    return CodeBlock("cell", first_line=1, source=tuple(lines))
 
 
 def _code_of_function(name: str, namespace: dict[str, Any]) -> CodeType:

@@ -183,7 +183,7 @@ class Offload:
                     problem = f"{function_name} cannot move the modules of {kind}"
                     raise GpuMemError(f"{problem}: it stores their addresses")
         self._function_name = function_name
-        self._pieces: list[_Piece] | None = None
+        self._pieces: list[_MovedPiece] | None = None
         """The memory that is on the host; None outside the block."""
         self._references_after_block: list[weakref.ref[Any]] = []
         """Weak references to the given modules and optimizers after the block, when ``_modules``
@@ -296,7 +296,7 @@ class Offload:
             raise KeyboardInterrupt
         return note
 
-    def _pieces_on_devices(self) -> list[_Piece]:
+    def _pieces_on_devices(self) -> list[_MovedPiece]:
         """Return the pieces of memory on devices, the largest first, which fit best
         in that order.
 
@@ -321,7 +321,7 @@ class Offload:
         for key, storage in storages.items():
             sharers = tensors_by_storage[key]
             is_shared = hidden_users.may_use(storage, sharers)
-            pieces.append(_Piece(storage, storage.nbytes(), sharers, is_shared))
+            pieces.append(_MovedPiece(storage, storage.nbytes(), sharers, is_shared))
         return sorted(pieces, key=lambda piece: -piece.size_bytes)
 
     def _refuse_unmovable(
@@ -354,7 +354,7 @@ class Offload:
                 tensors.append(item)
         return tensors
 
-    def _tensors_by_owner(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
+    def _tensors_by_owner(self, pieces: Iterable[_MovedPiece]) -> list[tuple[int, Any]]:
         """Return the tensors that may have to move back, each after the id of its owner.
 
         The owner is a tensor of ``pieces``: the tensor itself, or the parameter to which a gradient
@@ -420,7 +420,7 @@ class _HiddenUsers:
 
 
 @dataclass
-class _Piece:
+class _MovedPiece:
     """One storage, and the tensors on it."""
 
     storage: Any
@@ -477,7 +477,7 @@ class _Piece:
         self.tensors = [item for item in self.tensors if base.untyped_storage(item)._cdata == key]
 
 
-def _homes_of(pieces: Iterable[_Piece]) -> dict[int, Any]:
+def _homes_of(pieces: Iterable[_MovedPiece]) -> dict[int, Any]:
     """Return the device to which each tensor of ``pieces`` moves back, by the tensor's id."""
     homes: dict[int, Any] = {}
     for piece in pieces:
@@ -485,7 +485,7 @@ def _homes_of(pieces: Iterable[_Piece]) -> dict[int, Any]:
     return homes
 
 
-def _without_replaced(pieces: Sequence[_Piece]) -> list[_Piece]:
+def _without_replaced(pieces: Sequence[_MovedPiece]) -> list[_MovedPiece]:
     """Return the pieces with the tensors that still use their bytes on the host, without pieces
     that no tensor uses.
     """
@@ -495,7 +495,7 @@ def _without_replaced(pieces: Sequence[_Piece]) -> list[_Piece]:
 
 
 def _tensors_made_on_host(
-    candidates: Iterable[tuple[int, Any]], homes: dict[int, Any], pieces: Iterable[_Piece]
+    candidates: Iterable[tuple[int, Any]], homes: dict[int, Any], pieces: Iterable[_MovedPiece]
 ) -> list[tuple[Any, Any]]:
     """Return the tensors that a block has made on the host, or given other memory there, each with
     the device to which it is to move.
@@ -642,7 +642,7 @@ def _gradients(tensors: Iterable[Any]) -> list[Any]:
     return gradients
 
 
-def _copy_out(pieces: Sequence[_Piece]) -> None:
+def _copy_out(pieces: Sequence[_MovedPiece]) -> None:
     """Copy all pieces to the host.
 
     Raises:
@@ -661,7 +661,7 @@ def _copy_out(pieces: Sequence[_Piece]) -> None:
         raise GpuMemError(f"nothing was moved: {_first_words(error)}") from None
 
 
-def _point_to_host(pieces: Sequence[_Piece]) -> None:
+def _point_to_host(pieces: Sequence[_MovedPiece]) -> None:
     """Point the tensors to the bytes on the host; after an error they are as before."""
     try:
         for piece in pieces:
@@ -672,7 +672,7 @@ def _point_to_host(pieces: Sequence[_Piece]) -> None:
         raise
 
 
-def _note_on_staying(pieces: Iterable[_Piece], error: RuntimeError) -> str:
+def _note_on_staying(pieces: Iterable[_MovedPiece], error: RuntimeError) -> str:
     """Return a note about bytes that did not fit back; empty if there are none."""
     size = sum(piece.size_bytes for piece in pieces)
     if not size:
@@ -683,7 +683,7 @@ def _note_on_staying(pieces: Iterable[_Piece], error: RuntimeError) -> str:
     )
 
 
-def _synchronize(pieces: Iterable[_Piece]) -> None:
+def _synchronize(pieces: Iterable[_MovedPiece]) -> None:
     """Wait until the pieces' devices have finished all copies."""
     torch: Any = sys.modules["torch"]
     for device in {piece.storage.device for piece in pieces}:

@@ -253,7 +253,7 @@ def release_report(record: ReleaseRecord) -> Report:
     return replace(report, kind="release", tables=tables, records=[record])
 
 
-class _WatchedArray(NamedTuple):
+class _ReleasedArray(NamedTuple):
     """An array of a part, with a function that returns True while its object is alive."""
 
     is_alive: Callable[[], bool]
@@ -265,7 +265,7 @@ class _WatchedPart(NamedTuple):
 
     row_of: Callable[[list[Array]], RetainedArray]
     """Returns the row of this part with the sum of some of its arrays."""
-    arrays: list[_WatchedArray]
+    arrays: list[_ReleasedArray]
 
 
 class _Rows(NamedTuple):
@@ -287,11 +287,11 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
         search.pass_over(item)  # parts that lead back to it do not count
     for owner_name, owner in named:
         for name, value in sorted(_parts_with_names(owner_name, owner), key=_order_of_examination):
-            arrays = list[_WatchedArray]()
+            arrays = list[_ReleasedArray]()
             for item, array in search.find(value):
-                arrays.append(_WatchedArray(watch(item), array))
+                arrays.append(_ReleasedArray(watch(item), array))
                 for gradient, array_of_gradient in _arrays_of_gradient(item, search):
-                    arrays.append(_WatchedArray(watch(gradient), array_of_gradient))
+                    arrays.append(_ReleasedArray(watch(gradient), array_of_gradient))
             if arrays:
                 is_array = describe(value) is not None
                 row_of = partial(summed, name, type_name(value), alone=is_array)

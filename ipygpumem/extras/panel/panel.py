@@ -59,7 +59,7 @@ def panel() -> Panel:
     app = current_app()
     reason = why_no_panel(app)
     if reason:
-        return Panel(None, reason)
+        return Panel(feed=None, reason=reason)
     for observer in app.session.observers:
         if type(observer) is Feed:
             if observer.widget.comm is not None:

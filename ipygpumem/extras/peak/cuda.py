@@ -16,7 +16,7 @@ from ipygpumem.errors import describe_error
 from ipygpumem.estimating.memory.caching_allocator import FreePieces, block_bytes, most_split_bytes
 from ipygpumem.estimating.memory.storages import StorageLife
 from ipygpumem.extras.peak.origins import Line, Origin
-from ipygpumem.extras.peak.timeline import Clock, Failure
+from ipygpumem.extras.peak.timeline import Clock, FailureTime
 from ipygpumem.introspect import is_users
 from ipygpumem.probes.allocator import Segment, snapshots
 
@@ -116,7 +116,7 @@ class DeviceBlocks:
         self.clock = Clock()
         self.tick = 0
         self.lives: list[StorageLife] = []
-        self.failure: Failure | None = None
+        self.failure: FailureTime | None = None
         """The last out-of-memory error."""
         self._began_us = began_us
         self._unmatched: dict[int, list[_SeenStorage]] = {}
@@ -138,7 +138,9 @@ class DeviceBlocks:
             self._free.segments[segment.blocks[0].address] = size_bytes
         for block in segment.blocks:
             if block.state == "allocated":
-                self._add_block(block.address, block.size_bytes, BlockOrigin(None, None))
+                self._add_block(
+                    block.address, block.size_bytes, BlockOrigin(storage=None, line=None)
+                )
             elif block.state == "inactive":
                 self._free.free(block.address, block.size_bytes)
             else:
@@ -182,7 +184,7 @@ class DeviceBlocks:
                 self._free.segments.pop(address, None)
                 self._free.cut_out(address, size)
             case "oom":
-                self.failure = Failure(self.tick, seconds)
+                self.failure = FailureTime(self.tick, seconds)
 
     def match_storages(self) -> None:
         """Give the blocks that are in use now the storages that were seen at their addresses."""
@@ -202,14 +204,14 @@ class DeviceBlocks:
         """
         storages = self._unmatched.get(block.address)
         if block.origin.storage is None and storages and storages[0].seen_us <= until_us:
-            block.origin = BlockOrigin(storages.pop(0).storage, None)
+            block.origin = BlockOrigin(storages.pop(0).storage, line=None)
 
     def _origin_of(self, event: Mapping[str, Any]) -> BlockOrigin:
         """Return the origin of an allocation: the operation of a backward pass, else the line."""
         origin = self._operations.at(event["time_us"])
         if origin is not None:
-            return BlockOrigin(None, origin.line, origin.operation)
-        return BlockOrigin(None, _users_line(event.get("frames") or ()))
+            return BlockOrigin(storage=None, line=origin.line, operation=origin.operation)
+        return BlockOrigin(storage=None, line=_users_line(event.get("frames") or ()))
 
     def _add_block(self, address: int, size: int, origin: BlockOrigin) -> None:
         """Add a block that is in use from now on."""

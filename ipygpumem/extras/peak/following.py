@@ -32,7 +32,14 @@ from ipygpumem.extras.peak.origins import (
 from ipygpumem.extras.peak.pages import LEAST_COUNTED_BYTES, PagesLog
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.row_keys import BUFFERS, ROLES, RowKeys
-from ipygpumem.extras.peak.timeline import Clock, Failure, Lives, Moment, Timeline, alive_at
+from ipygpumem.extras.peak.timeline import (
+    Clock,
+    FailureTime,
+    Lives,
+    MemoryAtTime,
+    Timeline,
+    alive_at,
+)
 from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
@@ -70,7 +77,7 @@ _MOST_LIVES = 50_000
 class FailedOperation(NamedTuple):
     """An operation that raised an error."""
 
-    failure: Failure
+    failure: FailureTime
     """Its time."""
     origin: Origin
 
@@ -174,7 +181,7 @@ class Follower(StorageFollower):
                     life.role = ROLES.get(role, "")
         for name, value in self._modules.names():
             if is_exactly(value, torch.Tensor, torch.nn.Parameter):
-                self.log.mark(value, "", Origin(name=name))
+                self.log.mark(value, role="", origin=Origin(name=name))
 
     def _record_cuda(self) -> None:
         """Start to record CUDA's allocations; note why if that is not possible."""
@@ -230,7 +237,7 @@ class Follower(StorageFollower):
 
     def _device_peak(self, device: str, *, ran_out: bool) -> DevicePeak:
         """Return the record of a device at its peak, or at the request that failed."""
-        failure: Failure | None = None
+        failure: FailureTime | None = None
         blocks = self._recording.blocks.get(device)
         if blocks is not None:
             source = "allocator"
@@ -241,10 +248,10 @@ class Follower(StorageFollower):
             lives = self.log.lives
             if self.failed_operation is not None:
                 failure = self.failed_operation.failure
-        moment: Moment | None = None
+        moment: MemoryAtTime | None = None
         if ran_out and failure is not None:
             on_device = [life for life in lives if life.device == device]
-            moment = Moment(alive_at(on_device, failure.tick), failure.seconds)
+            moment = MemoryAtTime(alive_at(on_device, failure.tick), failure.seconds)
         timeline = self._timelines[device]
         return timeline.peak(device, self._row_keys.key, source=source, moment=moment)
 
@@ -363,7 +370,7 @@ class Follower(StorageFollower):
     def _note_failed_operation(self, func: Any) -> None:
         """Note the time and the origin of an operation that raised an error."""
         origin = self._origin_of(func, self._modules.calling_code(sys._getframe(1)))
-        failure = Failure(self.log.clock, time.perf_counter() - self.began)
+        failure = FailureTime(self.log.clock, time.perf_counter() - self.began)
         self.failed_operation = FailedOperation(failure, origin)
 
     def _origin_of(self, func: Any, call: CallingCode) -> Origin:
@@ -371,7 +378,7 @@ class Follower(StorageFollower):
         is_in_backward_pass = torch._C._current_graph_task_id() != -1
         if is_in_backward_pass:
             return self._graph.origin(self._operations.name(func), call)
-        return Origin("", call.module, self._operations.name(func), call.line)
+        return Origin(module=call.module, operation=self._operations.name(func), line=call.line)
 
     def _begin_operation(
         self, func: Any, node_number: int | None

@@ -136,15 +136,16 @@ class FollowedGraph:
         pass.
         """
         if call.line is not None:
-            return Origin("", call.module, operation, call.line)
+            return Origin(module=call.module, operation=operation, line=call.line)
         node = self._running_node(call)
         if node is None:
-            return Origin("", call.module, operation, self._backward_line(call))
+            line = self._backward_line(call)
+            return Origin(module=call.module, operation=operation, line=line)
         if "backward" not in operation:
             operation += " in backward"
         if node.module:
             operation += f" of {node.module}"
-        return Origin("", "", operation, node.line)
+        return Origin(operation=operation, line=node.line)
 
     def _line_in_backward(self, call: CallingCode) -> Line | None:
         """Return the line whose operation created the running node, or the line that started the

@@ -12,7 +12,7 @@ from ipygpumem.estimating.memory.storages import (
     StorageLife,
     StorageLog,
 )
-from ipygpumem.estimating.operators.cublas import workspace_sizes
+from ipygpumem.estimating.operators.cublas import all_workspace_sizes
 from ipygpumem.extras.peak.cuda import BlockOrigin
 from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
 from ipygpumem.extras.peak.timeline import RowKey
@@ -71,7 +71,7 @@ class RowKeys:
             return DATA if role == OTHER else role
         if life.origin.storage is not None:
             return self.role(life.origin.storage)
-        is_of_workspace = life.size_bytes in {*workspace_sizes(None), *workspace_sizes((0, 0))}
+        is_of_workspace = life.size_bytes in all_workspace_sizes()
         if life.died is None and is_of_workspace:
             return WORKSPACES
         return DATA if life.existed_before else TEMPORARIES

@@ -22,7 +22,7 @@ RowKey = tuple[str, str, str, str, "tuple[str, int] | None"]
 """A block's role, name, module, operation and line."""
 
 
-class Failure(NamedTuple):
+class FailureTime(NamedTuple):
     """The time at which an allocation failed."""
 
     tick: int
@@ -31,7 +31,7 @@ class Failure(NamedTuple):
     """Since the start."""
 
 
-class Moment(NamedTuple):
+class MemoryAtTime(NamedTuple):
     """The memory at one time."""
 
     lives: Lives
@@ -39,7 +39,7 @@ class Moment(NamedTuple):
     seconds: float
 
 
-class Change(NamedTuple):
+class SizeChange(NamedTuple):
     """A block that is allocated (positive) or freed (negative)."""
 
     tick: int
@@ -125,16 +125,16 @@ class Timeline:
         if new_peak_at is not None:
             self.blocks = blocks_of(alive_at(lives, new_peak_at))
 
-    def _changes(self, lives: Lives) -> list[Change]:
+    def _changes(self, lives: Lives) -> list[SizeChange]:
         """Return the allocations and frees since the last call, in the order of time; blocks from
         before begin it.
         """
-        changes = list[Change]()
+        changes = list[SizeChange]()
         for life in lives:
             role = self._role(life)
-            changes.append(Change(max(life.born, self._added_until), life.size_bytes, role))
+            changes.append(SizeChange(max(life.born, self._added_until), life.size_bytes, role))
             if life.died is not None:
-                changes.append(Change(life.died, -life.size_bytes, role))
+                changes.append(SizeChange(life.died, -life.size_bytes, role))
         changes.sort(key=attrgetter("tick"))
         return changes
 
@@ -144,7 +144,7 @@ class Timeline:
         key_of: Callable[[Any], RowKey],
         *,
         source: str,
-        moment: Moment | None = None,
+        moment: MemoryAtTime | None = None,
     ) -> DevicePeak:
         """Return the record of a device at its peak, or at the ``moment`` of a failure.
 

@@ -69,7 +69,7 @@ def session(
     Raises:
         PlotError: there is nothing to draw.
     """
-    last_cells, number_text = _last_records(cells, last, "cell", 2000)
+    last_cells, number_text = _last_records(cells, last, "cell", default=2000)
     spans = _spans(last_cells)
     time = format_seconds(spans[-1].end)
     title = SEPARATOR.join(["memory over the session", number_text, f"{time} of computing"])
@@ -286,7 +286,7 @@ def experiments(
     Raises:
         PlotError: there is nothing to draw.
     """
-    shown, title = _last_records(records, last, "experiment", 20, 40)
+    shown, title = _last_records(records, last, "experiment", default=20, upper_bound=40)
     device_names = _devices_in_use(shown, device)
     rows = []
     for record, run in zip(shown, numbered(shown), strict=True):
@@ -486,7 +486,7 @@ def _add_legend(figure: Picture, panels: Iterable[Axes], *, columns: int) -> Non
 
 
 def _last_records(
-    records: Collection[T], last: int | None, noun: str, default: int, upper_bound: int = 10**9
+    records: Collection[T], last: int | None, noun: str, *, default: int, upper_bound: int = 10**9
 ) -> tuple[list[T], str]:
     """Return the last records, and a text with their number: ``20 cells (5 earlier left out)``.
 

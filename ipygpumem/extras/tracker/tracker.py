@@ -85,7 +85,7 @@ class TrackerRecord(InventoryDiff):
     """Messages for the user about tensors that could not be read."""
 
 
-class _State(NamedTuple):
+class _TrackerState(NamedTuple):
     """The tensors and arrays at one call of a tracker."""
 
     inventory: Inventory
@@ -95,7 +95,7 @@ class _State(NamedTuple):
     """The storages of the inventory, which are kept so that no new one reuses their identities."""
 
 
-_BEFORE_FIRST_CALL = _State(Inventory((), 0.0), "", None)
+_BEFORE_FIRST_CALL = _TrackerState(Inventory((), 0.0), place="", storages=None)
 
 
 class Tracker:
@@ -149,7 +149,7 @@ class Tracker:
             usages=usages,
             notes=(*notes, *inventory.notes),
         )
-        self._last = _State(inventory, place.text, storages)
+        self._last = _TrackerState(inventory, place.text, storages)
         self._span.lap()  # exclude the memory of our own search
         if not self._silent:
             self._write(tracker_report(record, top=self._top))

@@ -65,7 +65,14 @@ class Epochs:
         if not usages:  # the extension was unloaded during the epoch
             return {}
         seconds = time.perf_counter() - epoch.started
-        record = TraceRecord("epoch", epoch.started_at, seconds, None, usages, epoch.number)
+        record = TraceRecord(
+            "epoch",
+            started_at=epoch.started_at,
+            duration_seconds=seconds,
+            error=None,
+            usages=usages,
+            iteration=epoch.number,
+        )
         epoch.traces.finished.append(record)
         figures = {}
         for usage in usages:

@@ -153,7 +153,7 @@ def _machine_as_basis(figures: HostFigures) -> _HostBasis:
     )
 
 
-def _container_as_basis(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
+def _container_as_basis(figures: HostFigures, group: cgroup.ControlGroup) -> _HostBasis:
     """Return the memory to break down within a container's limit."""
     free_bytes = max(0, group.limit_bytes - group.used_bytes)
     file_bytes = min(figures.file_bytes, group.mapped_bytes)

@@ -84,7 +84,7 @@ def _log_sorted_sums(
     segments_bytes = [8 * most_segments, 8 * most_segments]
     parts_bytes = [8 * most_parts, 4 * most_parts * width]
     with kernel.blocks([indices_bytes, indices_bytes]):  # sorted indices, and their positions
-        kernel.allocate_briefly(indices_bytes, sort_bytes(count, 64))
+        kernel.allocate_briefly(indices_bytes, sort_bytes(count, bits=64))
         kernel.log_results()
         with kernel.blocks(starts_of_segments):
             kernel.allocate_briefly(indices_bytes)  # while it finds where each segment begins

@@ -30,7 +30,9 @@ def _count_nonzero(kernel: Kernel, args: Any) -> None:
             dims = options[0]
             if not isinstance(dims, (list, tuple)):
                 dims = [dims]
-            kernel.allocate_briefly(column_sums_bytes(source, dims, 8, kernel.card.processors))
+            processors = kernel.card.processors
+            sums_bytes = column_sums_bytes(source, dims, itemsize=8, processors=processors)
+            kernel.allocate_briefly(sums_bytes)
 
 
 class _Indices(NamedTuple):
