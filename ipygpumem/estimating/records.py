@@ -154,16 +154,21 @@ class ModuleRow(Record):
     name: str
     """Its path, such as ``encoder.0.linear``; empty for the model itself."""
     type_name: str
+    """The name of its class."""
     depth: int
+    """Number of modules that contain it; 0 for the model itself."""
     output_shape: tuple[int, ...] | None
     """Shape of the first tensor in its output; None if there is none or it was not called."""
     parameters: int
     """Number of elements of its own and its children's parameters; shared ones count once."""
     parameter_bytes: int
+    """Memory of these parameters."""
     buffer_bytes: int
+    """Memory of its and its children's buffers."""
     activation_bytes: int
     """Memory that its forward pass keeps alive for backward, its children's included."""
     calls: int
+    """Number of calls of its forward pass."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ class ModelSummary(Record):
 
     rows: tuple[ModuleRow, ...]
     trainable_parameters: int
+    """Number of elements of the parameters that require gradients."""
 
     @property
     def total(self) -> ModuleRow:

@@ -26,6 +26,11 @@ class Span:
     """An open span, made by ``Meter.span``.
 
     ``stop`` closes it, or the end of a ``with`` block.
+
+    Args:
+        meter: the meter, which adds the peaks of all readings to its open spans.
+        before: each device's reading at the start.
+        all_were_read: True if no probe failed, so that a device without a reading was not in use.
     """
 
     def __init__(self, meter: Meter, before: dict[str, Reading], *, all_were_read: bool) -> None:
@@ -140,15 +145,17 @@ class Meter:
         self.failures: dict[str, str] = {}
         """The error of each probe whose last reading failed, by its name."""
         self._sample_seconds = sample_seconds
-        # The open spans. The references are weak, so that a span lost to a Ctrl-C before its
-        # assignment closes itself; in a plain set, because a WeakSet is as slow as a probe.
         self._open: set[weakref.ref[Span]] = set()
+        """The open spans. The references are weak, so that a span lost to a Ctrl-C before its
+        assignment closes itself; in a plain set, because a WeakSet is as slow as a probe.
+        """
         self._own_lock = threading.RLock()
         self._pid = os.getpid()
         """The process in which ``_own_lock`` was made."""
         self._is_sampling = False
         """True while ``_sample`` is a job of the worker."""
         self._is_closed = False
+        """True after ``close``."""
         self.worker = Worker()
         """Runs the sampling, and jobs of other components, in our only thread."""
 

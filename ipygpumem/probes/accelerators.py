@@ -326,9 +326,11 @@ class WholeDevice(NamedTuple):
 
     total_bytes: int | None = None
     used_bytes: int | None = None
+    """In use by all processes."""
     other_bytes: int | None = None
     """In use by other processes."""
     note: str = ""
+    """The reason why a figure is None, for the user."""
     own_bytes: int | None = None
     """Memory of this process, its context included; None if processes were not asked for."""
     other_processes: tuple[tuple[int, int], ...] = ()

@@ -38,6 +38,7 @@ class SnapshotBlock:
     report them.
     """
     state: State
+    """``allocated``, ``inactive`` (free), or freed and still in use by a stream."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Segment:
     """Memory that the allocator got from the driver in one piece."""
 
     blocks: tuple[SnapshotBlock, ...]
+    """Its blocks, by address."""
     private: bool = False
     """True for a segment of a private pool, such as a captured CUDA graph's, which serves no other
     code.
@@ -209,6 +211,7 @@ class FailedAllocation(NamedTuple):
 
     device: str
     requested: int
+    """Bytes of the allocation."""
     total: int
     """The whole device."""
     free: int

@@ -25,6 +25,7 @@ class ControlGroup:
 
     limit_bytes: int
     used_bytes: int
+    """Memory of all processes of the group, caches included."""
     cache_bytes: int = 0
     """Page cache and kernel caches that the kernel reclaims before the group runs out of memory."""
     mapped_bytes: int = 0
@@ -33,7 +34,9 @@ class ControlGroup:
 
     @property
     def available_bytes(self) -> int:
-        """Memory that the group's processes can still allocate."""
+        """Memory that the group's processes can still allocate; caches count as free, because the
+        kernel reclaims them first.
+        """
         return max(0, self.limit_bytes - self.used_bytes + self.cache_bytes)
 
 

@@ -59,6 +59,7 @@ class ProcessSize(NamedTuple):
     """The memory of a process in RAM."""
 
     size_bytes: int
+    """PSS or RSS."""
     is_shared_out: bool
     """True for PSS, which divides shared pages among their processes; False for RSS."""
 
@@ -117,10 +118,12 @@ class Child(NamedTuple):
 
     pid: int
     name: str
+    """The name of its program."""
     started_at: float
     """Unix time, on Linux to 1/200 s; for an indirect child the start of the direct child above it.
     """
     memory_bytes: int
+    """Its memory in RAM."""
     is_shared_out: bool
     """True if shared pages are divided among their processes (PSS); False if they count fully
     (RSS).

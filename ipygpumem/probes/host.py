@@ -42,7 +42,9 @@ class HostFigures:
     """The system's figures of host memory, and this process's share."""
 
     ram_bytes: int
+    """RAM of the machine."""
     free_bytes: int
+    """RAM that nothing uses."""
     available_bytes: int
     """Free, or reclaimable by the kernel when needed."""
     private_bytes: int

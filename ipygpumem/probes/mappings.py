@@ -29,9 +29,11 @@ class AddressRange(NamedTuple):
 
     start: int
     end: int
+    """The first address after it."""
     allowed: bytes
     """``rw-p``: may be read and written, and is private."""
     has_file: bool
+    """True if it maps a file."""
     name: bytes
     """The file's path, or the kernel's name such as ``[heap]``; empty for anonymous memory."""
     resident_bytes: int

@@ -30,8 +30,11 @@ class DriverCard:
     """A card of the driver, used by this process or not, with its NVML index."""
 
     index: int
+    """Its NVML index, which may differ from CUDA's."""
     model: str
+    """The name of its model."""
     whole: WholeDevice
+    """Its memory."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class CardLoad:
     """The driver's figures of a card visible to CUDA, without other processes."""
 
     whole: WholeDevice
+    """Its memory."""
     utilization: int | None
     """Percentage of the driver's last sampling period in which a kernel ran; None if unknown, as on
     a MIG slice.

@@ -20,6 +20,7 @@ class OtherKernel(NamedTuple):
 
     pid: int
     memory_bytes: int
+    """Its memory in RAM."""
     is_shared_out: bool
     """True if shared pages are divided among their processes (PSS); False if they count fully
     (RSS).

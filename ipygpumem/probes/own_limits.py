@@ -32,6 +32,7 @@ class Limit:
     """Its name in ``resource``, such as ``RLIMIT_AS``."""
     limit_bytes: int
     used_bytes: int
+    """The process's use of what the limit limits."""
 
     @property
     def available_bytes(self) -> int:

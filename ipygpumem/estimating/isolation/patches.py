@@ -135,7 +135,9 @@ class Patch(NamedTuple):
     owner: Any
     """The module or class that has the attribute; None if it is not installed."""
     name: str
+    """The name of the attribute."""
     value: Any
+    """The value that it has during the estimate."""
     reason: str
     """Why the attribute must be replaced."""
 
@@ -143,12 +145,13 @@ class Patch(NamedTuple):
 class Wrapper(NamedTuple):
     """A function that is called instead of another one, with that one as its first argument.
 
-    The fields are those of ``Patch``.
+    The other fields are those of ``Patch``.
     """
 
     owner: Any
     name: str
     function: Callable[..., Any]
+    """Is called with the replaced function, and then its arguments."""
     reason: str
 
     def patch(self) -> Patch:

@@ -207,6 +207,7 @@ class SimulatedBlock(NamedTuple):
 
     address: int
     size: int
+    """Its bytes, of which the code may have asked for fewer."""
     is_small: bool
     """True if its segment serves small blocks."""
 
@@ -235,15 +236,18 @@ class Allocator:
     ) -> None:
         self._limit_bytes = limit_bytes
         self._downwards = downwards
-        # Segments serve small blocks or large ones.
         self._small = FreePieces(most_split_bytes)
+        """Free pieces of the segments that serve small blocks."""
         self._large = FreePieces(most_split_bytes)
+        """Free pieces of the segments that serve large blocks."""
         self.in_use: dict[int, SimulatedBlock] = {}
         """Blocks of ``segments`` that are not free, by address."""
         self.reserved_bytes = 0
+        """Bytes of all segments now."""
         for segment in segments:
             self._add_existing(segment)
         self.most_reserved_bytes = self.reserved_bytes
+        """The highest value of ``reserved_bytes`` so far."""
         self._next_address = _first_new_address(segments, downwards=downwards)
         """The address where the next segment begins or, downwards, ends."""
         if self.reserved_bytes > limit_bytes:

@@ -34,7 +34,9 @@ class Replay:
     events: Sequence[tuple[int, int]]
     """The number of a storage with its size when it is allocated, and with 0 when it is freed."""
     most_split_bytes: int = NO_LIMIT
+    """The size from which on the allocator does not split blocks."""
     segments: Sequence[Segment] = ()
+    """The segments that the allocator has at the start."""
     addresses: Mapping[int, int] = field(default_factory=dict)
     """Addresses of the storages that exist at the start, by number."""
 
@@ -199,6 +201,7 @@ class _StorageMoment(NamedTuple):
     clock: int
     """The time on the log's clock."""
     is_allocation: bool
+    """True if it is allocated, False if it is freed."""
     number: int
     """The number of the storage."""
 
@@ -280,7 +283,9 @@ class _Replayed(NamedTuple):
     """Each event's storage, and its change of the bytes in use."""
     peak: _HighestMoment
     reserved_bytes: int
+    """The most memory that the allocator has reserved."""
     needed_bytes: int
+    """The least memory with which the code completes."""
 
 
 def _replayed_in_ram(

@@ -65,7 +65,9 @@ class StorageLog:
     """The storages of a run; the clock counts how many of them were allocated or freed."""
 
     lives: list[StorageLife] = field(default_factory=list)
+    """The storages in the order of their allocation."""
     clock: int = 0
+    """Number of allocations and frees so far."""
     backwards: list[int] = field(default_factory=list)
     """Clock at the start of each backward pass."""
     now: dict[str, int] = field(default_factory=dict)

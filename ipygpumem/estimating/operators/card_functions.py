@@ -22,7 +22,14 @@ from ipygpumem.estimating.user_lines import user_line
 
 
 class CardFunctions:
-    """Functions of torch that allocate other memory on a card than on the CPU."""
+    """Functions of torch that allocate other memory on a card than on the CPU.
+
+    Args:
+        devices: the devices of the estimate.
+        autocast: converts arguments as a card's autocast does.
+        values: the values of fake tensors that are known.
+        unfollowed: gets the lines whose memory is not followed exactly.
+    """
 
     def __init__(
         self, devices: Devices, autocast: Autocast, values: KnownValues, unfollowed: Unfollowed

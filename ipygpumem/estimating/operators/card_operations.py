@@ -62,7 +62,11 @@ class CardOperations:
     """Logs the memory that operations allocate: their results, and on a card also its kernels'
     workspaces and transient blocks.
 
-    ``known_properties`` returns the properties of a device, None if they are unknown.
+    Args:
+        log: the log of storages.
+        devices: the devices of the estimate.
+        known_properties: returns the properties of a device, None if they are unknown.
+        note: adds a line to the notes.
     """
 
     def __init__(

@@ -125,6 +125,7 @@ class _Run(NamedTuple):
     """Successive steps of a packed batch at which equally many sequences have not ended yet."""
 
     first_step: int
+    """The number of the first of these steps."""
     stop: int
     """The step after the last one."""
     first_row: int

@@ -34,6 +34,12 @@ class TorchFunctions(TorchFunctionMode):
 
     torch calls a mode for each function of ``torch.overrides``, but not for the functions that such
     a function calls in turn. The estimate replaces those by patches (see ``patches.py``).
+
+    Args:
+        devices: the devices of the estimate.
+        locations: the location of each tensor, on a card or on the host.
+        card: the functions that torch computes in another way on a card.
+        upper_bounds: gets the lines whose results are assumed to be as large as possible.
     """
 
     def __init__(

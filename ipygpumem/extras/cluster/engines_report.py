@@ -36,7 +36,9 @@ class EngineOutput(NamedTuple):
     """A command's output on one engine."""
 
     host: str
+    """The name of the engine's machine."""
     text: str
+    """The output."""
     values: Values
     """The memory there after the command."""
 

@@ -32,6 +32,7 @@ class Change:
     """One change of the code."""
 
     title: str
+    """Its name in the report, in a few words."""
     line: str
     """The code that a user writes for it: safe to run below the code, or comments."""
     results: str

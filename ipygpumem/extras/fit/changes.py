@@ -274,6 +274,11 @@ class _PartOfBatch:
 
     In that pass the gradients of earlier parts are in memory. So before a model's first call since
     the last step, another part runs forward and backward.
+
+    Args:
+        findings: those of the first run, with the batch.
+        passes: the number of parts.
+        run: the run that gets the parts.
     """
 
     def __init__(self, findings: Observed, passes: int, run: ChangedRun) -> None:

@@ -118,6 +118,11 @@ class ChangeSearch:
 
     ``run`` estimates each change alone, and then, if none is enough, several together. The first
     change that fits is the best, because ``candidates`` yields the cheapest first.
+
+    Args:
+        app: the extension.
+        options: the options of ``%%estimate --fit``.
+        code: the cell's code.
     """
 
     def __init__(self, app: App, options: Options, code: types.CodeType) -> None:
@@ -131,10 +136,12 @@ class ChangeSearch:
         self._deadline = time.monotonic() + (
             options.timeout or loading.import_estimator().TIMEOUT_SECONDS
         )
+        """Time on ``time.monotonic`` after which no further change is tried."""
         self._estimates = 0
         """Number of estimates so far."""
         self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
+        """The findings of the first run, from which the changes are chosen."""
         self.unchanged = Change(title="", line="", results="", apply=self.findings.apply)
         """No change: only observes the run."""
         self.trials: list[Trial] = []

@@ -39,11 +39,16 @@ class _ProcFiles(NamedTuple):
     """Descriptors of Linux's files on this process and on the machine."""
 
     statm: int
+    """``/proc/self/statm``: the pages of this process."""
     meminfo: int
+    """``/proc/meminfo``: the memory of the machine."""
 
 
 class _GroupFiles(NamedTuple):
-    """Descriptors of the files of a control group that has a limit."""
+    """Descriptors of the files of a control group that has a limit.
+
+    ``version`` has the names of these files: ``limit``, ``used`` and ``stat``.
+    """
 
     version: Version
     limit: int

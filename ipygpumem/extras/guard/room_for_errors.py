@@ -43,6 +43,12 @@ class ErrorRoom:
     An error of a cell passes through these steps: IPython asks for its handlers
     (``custom_exceptions``), formats it for the history (``_format_exception_for_storage``) and
     shows it (``showtraceback``, which calls ``structured_traceback``). Each of them needs memory.
+
+    Args:
+        memory: the memory left, with the limit to raise.
+        watch: the thread that would interrupt the cell.
+        causes: explains errors.
+        isolation: tells the user once that the guard itself has failed.
     """
 
     def __init__(

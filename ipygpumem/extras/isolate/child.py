@@ -396,7 +396,13 @@ def _function_that_asks(connection: Connection, kind: str) -> Callable[..., Any]
 
 
 class _OutputStream(io.TextIOBase):
-    """Text stream that sends what is written to the kernel's process."""
+    """Text stream that sends all written text to the kernel's process.
+
+    Args:
+        name: ``stdout`` or ``stderr``.
+        earlier: the stream that it replaces.
+        send: sends a message to the kernel's process.
+    """
 
     encoding = "utf-8"
 

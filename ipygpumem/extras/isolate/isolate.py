@@ -129,6 +129,10 @@ class IsolatedCell:
 
     The child process sends messages: outputs, which are shown at once, questions to the user, and
     at the end the kept names and the cell's error.
+
+    Args:
+        app: the extension.
+        options: the options of ``%%isolate``.
     """
 
     def __init__(self, app: App, options: Options) -> None:
@@ -136,10 +140,12 @@ class IsolatedCell:
         self._options = options
         self._shell = app.context.shell
         self.notes: list[Report] = []
+        """Reports to show after the cell, such as one on names that could not be kept."""
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection, self._connection_of_child = map(Connection, ends)
         self._process = ChildProcess()
         self._kept = KeptNames()
+        """The names to keep, whose values the child process has written."""
         self._is_done = False
         """True once the child process has sent all of its results."""
         self._is_late = False

@@ -39,8 +39,11 @@ class LineCost:
     """Cost of one line in all its runs."""
 
     hits: int = 0
+    """Number of runs."""
     seconds: float = 0.0
+    """Time of all runs."""
     kept_bytes: dict[str, int] = field(default_factory=dict)
+    """The growth of memory from the line's start to its end, per device, over all runs."""
     peak_bytes: dict[str, int] = field(default_factory=dict)
     """The highest peak above the line's start, per device, over all runs."""
 
@@ -67,8 +70,11 @@ class CodeBlock:
     """Lines of source that are shown together."""
 
     title: str
+    """``cell``, or the name of the function."""
     first_line: int
+    """The number of the first of these lines."""
     source: tuple[str, ...]
+    """The lines."""
 
 
 @dataclass
@@ -133,6 +139,11 @@ class Tracer:
     The first block is the cell's, known by its file name. Frames are identified by identity, and
     are entered and left like a stack; a frame whose end was missed is removed together with the
     frame below it.
+
+    Args:
+        meter: measures the lines.
+        cell_file: the file name of the cell's code.
+        cell: the cell's lines.
     """
 
     def __init__(self, meter: Meter, cell_file: str, cell: CodeBlock) -> None:
@@ -152,10 +163,13 @@ class Tracer:
         self._span: Span | None = None
         """None before the start."""
         self._began = 0.0
+        """The start, on ``time.perf_counter``."""
         self._trim_seconds = 0.0
         """Time spent so far on freeing heap pages."""
         self._thread = threading.get_ident()
+        """The thread whose lines are traced."""
         self._is_tracing = False
+        """True between the start and the end, or the first error."""
 
     def add(self, title: str, code: CodeType) -> None:
         """Follow ``code`` and all code defined inside it, unless it is followed already.

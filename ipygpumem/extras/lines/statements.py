@@ -37,6 +37,7 @@ class StatementRun(NamedTuple):
     """One run of a statement."""
 
     usages: tuple[Usage, ...]
+    """The memory of each device during the run."""
     seconds: float
     """Time of the run, including the device's own if it continues after the call."""
 
@@ -46,6 +47,7 @@ class Cost:
     """Cost of a statement in all its runs."""
 
     text: str
+    """The source text of the statement."""
     runs: list[StatementRun] = field(default_factory=list)
 
     @property

@@ -426,6 +426,7 @@ class _MovedPiece:
     storage: Any
     size_bytes: int
     tensors: list[Any]
+    """The tensors that use it."""
     is_shared: bool
     """True if code that is not visible from Python uses it: then it is never emptied."""
     host: Any = None

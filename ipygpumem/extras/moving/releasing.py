@@ -254,9 +254,10 @@ def release_report(record: ReleaseRecord) -> Report:
 
 
 class _ReleasedArray(NamedTuple):
-    """An array of a part, with a function that returns True while its object is alive."""
+    """An array of a part, whose object this does not keep alive."""
 
     is_alive: Callable[[], bool]
+    """Returns True while the array's object is alive."""
     array: Array
 
 

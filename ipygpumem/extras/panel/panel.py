@@ -172,7 +172,9 @@ class Feed:
         self._last_sent: object = None
         """The figures last sent, without times; None to send in any case."""
         self._largest_names: dict[str, Any] = {}
+        """The rows of the largest names, as the views get them."""
         self._seconds_of_last_search = 0.0
+        """Time that the last search for them took; a slow one is repeated less often."""
         self._message = ""
         """The answer to a click, until the next cell has ended."""
         self._failure = ""

@@ -45,6 +45,7 @@ class HostUse:
     """RAM of this process while the code ran."""
 
     usage: Usage
+    """RSS at the start and the end, and its peak."""
     free_heap_bytes: int
     """Pages of malloc's heap that were in RAM and free at the start: using them again does not
     raise RSS.

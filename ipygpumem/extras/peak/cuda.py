@@ -32,7 +32,9 @@ class BlockOrigin(NamedTuple):
     """The origin of a block: the tensor's storage in it, if it is known, and the user's line."""
 
     storage: StorageLife | None
+    """The storage of the tensor in the block; None if none was seen at its address."""
     line: Line | None
+    """The user's line that allocated the block; None if it is unknown."""
     operation: str = ""
     """The operation of a backward pass that allocated the block, if it is known."""
 
@@ -48,6 +50,7 @@ class BackwardOperation:
 
     origin: Origin
     began_us: int
+    """Its start, on the clock of the allocator's events."""
     ended_us: int | None = None
     """None while it runs, and if it has failed."""
 
@@ -87,6 +90,7 @@ class _SeenStorage(NamedTuple):
     """A tensor's storage, and when the follower has seen it."""
 
     seen_us: int
+    """The time, on the clock of the allocator's events."""
     storage: StorageLife
 
 

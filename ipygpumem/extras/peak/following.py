@@ -80,6 +80,7 @@ class FailedOperation(NamedTuple):
     failure: FailureTime
     """Its time."""
     origin: Origin
+    """The operation, its module and its line."""
 
 
 def _ends_following_on_failure(method: Callable[..., None]) -> Callable[..., None]:
@@ -118,6 +119,7 @@ class Follower(StorageFollower):
     def __init__(self, names: Names, *, keep_history: bool) -> None:
         super().__init__(PagesLog())
         self.clock = Clock()
+        """Converts times of the log to seconds."""
         self.error = ""
         """Why following stopped early; empty if it did not."""
         self.failed_operation: FailedOperation | None = None
@@ -127,10 +129,14 @@ class Follower(StorageFollower):
         self.began = time.perf_counter()
         """The start of the code, on ``time.perf_counter``."""
         self._modules = Modules(names, self._mark_tensors_of_module)
+        """Finds the module and the line of the user that ask for an operation."""
         self._graph = FollowedGraph()
+        """Finds the line of the forward pass for an operation of a backward pass."""
         self._operations = OperationNames()
         self._row_keys = RowKeys(self.log)
+        """Decides which storages share a row of the report."""
         self._recording = CudaRecording(keep=keep_history)
+        """torch's history of CUDA's allocator, once the code uses CUDA."""
         self._timelines: dict[str, Timeline] = {}
         """The memory over time, by device."""
         self._most_lives = _MOST_LIVES

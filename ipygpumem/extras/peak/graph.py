@@ -61,7 +61,9 @@ class Node(NamedTuple):
     operation: str
     """The operation, or the class of a custom function."""
     module: str
+    """The path of the module that ran it; empty outside modules."""
     line: Line | None
+    """The user's line that ran it; None if it is unknown."""
     is_by_engine: bool
     """True if no Python code asked for the operation: a backward pass with ``create_graph``."""
 

@@ -36,7 +36,9 @@ class Origin(NamedTuple):
     module: str = ""
     """The path of a module."""
     operation: str = ""
+    """The name of an operation, such as ``mm``; empty if it is unknown."""
     line: Line | None = None
+    """The user's line; None if it is unknown."""
 
 
 class OperationNames:
@@ -68,7 +70,9 @@ class FunctionCall:
     """A running call of a custom function (``torch.autograd.Function``)."""
 
     name: str
+    """The name of the function's class."""
     arguments: Any
+    """The arguments of its ``apply``."""
     module: str = ""
     """The path of the module that calls it."""
     line: Line | None = None

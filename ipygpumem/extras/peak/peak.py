@@ -109,7 +109,9 @@ class Peak:
         self._span: HostSpan | None = None
         """The measurement of the process's own peak."""
         self._notes: list[str] = []
+        """Notes for the record, such as parts that failed."""
         self._lacks_memray = False
+        """True if memray is not installed, so that RAM outside torch has no rows."""
         self._after_import: AfterImport | None = None
         """Waits for the code to import torch, if it was not loaded at the start."""
         self.record: PeakRecord | None = None

@@ -37,13 +37,16 @@ class MemoryAtTime(NamedTuple):
     lives: Lives
     """The blocks that were alive."""
     seconds: float
+    """Since the start."""
 
 
 class SizeChange(NamedTuple):
-    """A block that is allocated (positive) or freed (negative)."""
+    """A block that is allocated or freed."""
 
     tick: int
+    """The time, as in ``FailureTime``."""
     size_bytes: int
+    """The block's bytes; negative if it is freed."""
     role: str
 
 
@@ -51,8 +54,11 @@ class SizedBlock(NamedTuple):
     """A block as it is at one moment: later code may still use more of its bytes."""
 
     life: Any
+    """The ``StorageLife`` of the block."""
     size_bytes: int
+    """Its bytes in use."""
     reserved_bytes: int
+    """Further bytes, which are reserved and not used."""
 
 
 class Clock:

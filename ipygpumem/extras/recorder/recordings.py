@@ -47,12 +47,15 @@ class RecordedKernel(Record):
     """The kernel of a recording."""
 
     time: float
+    """Unix time of the recording's start."""
     pid: int
+    """The number of its process."""
     started: float
     """Unix time of the process's start, by which a later process with this number is recognised."""
     place: str
     """The boot and the process namespace in which ``pid`` is valid."""
     notebook: str = ""
+    """The path of its notebook; empty if it is unknown."""
     counter: str = ""
     """Name of the counter of OOM kills."""
 
@@ -63,10 +66,13 @@ class Moment(Record):
 
     kind: Literal["cell", "tick", "cell end", "end"]
     time: float
+    """Unix time."""
     cell: int | None = None
+    """The number of the cell."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes in use by device (RSS for ``cpu``), and of the machine and the control group."""
     totals: dict[str, int] = field(default_factory=dict)
+    """The total or the limit of each entry of ``memory``, if it is known."""
     kills: int | None = None
     """Value of the counter of OOM kills."""
     source: str = ""
@@ -304,9 +310,11 @@ class Verdict(NamedTuple):
     """Why a kernel ended, or that its end is unknown."""
 
     text: str
+    """The reason in words."""
     grade: Literal["certain", "likely", "unknown", ""] = ""
     """Certainty of the reason; empty if the end is unknown."""
     evidence: str = ""
+    """The proof in words, or the reason why there is none; empty without either."""
 
 
 def judge(recording: Recording) -> Verdict:

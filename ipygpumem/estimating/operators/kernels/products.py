@@ -125,6 +125,7 @@ class _ProductSums(NamedTuple):
     """The sums of two tensors' products, which are a product of matrices if anything is summed."""
 
     result: Any
+    """The tensor of the sums."""
     copied_bytes: Sequence[int] = ()
     """Bytes of each tensor that cannot become a matrix without a copy."""
     unreadable_bytes: Sequence[int] | None = None
