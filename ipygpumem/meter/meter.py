@@ -262,6 +262,7 @@ class Meter:
         return self._read_probes(self._probes, detail=detail, peak=peak, rearm=rearm)
 
     def _open_spans(self) -> list[Span]:
+        """Return the open spans that are still referenced."""
         spans = list[Span]()
         # A copy: a span that another thread loses while we iterate removes its reference.
         for reference in tuple(self._open):
@@ -278,7 +279,11 @@ class Meter:
         peak: bool = True,
         rearm: bool = False,
     ) -> dict[str, Reading]:
-        """Do the same as ``readings``, for some probes."""
+        """Return the readings of some probes, add their peaks to the open spans, and note in
+        ``failures`` which of the probes have failed.
+
+        The arguments are those of ``readings``.
+        """
         by_device = dict[str, Reading]()
         spans = self._open_spans()
         for probe in probes:

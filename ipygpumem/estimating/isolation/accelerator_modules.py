@@ -163,7 +163,7 @@ class Accelerators:
 
     def device_of(self, tensor: Any) -> Any:
         if tensor.device.type != "cuda":
-            return self.device(None)
+            return self.device(None)  # the current device stays the current one
         return self.device(tensor.device)
 
     def get_device_name(self, device: Any = None) -> str:

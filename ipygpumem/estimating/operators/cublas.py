@@ -115,6 +115,7 @@ class CublasWorkspaces:
         life.address = address or 0
 
     def _note_assumed_hopper(self, card: Card) -> None:
+        """Note that the size of a workspace is a guess, because the kind of the GPU is unknown."""
         if "CUBLAS_WORKSPACE_CONFIG" in os.environ:  # the size does not depend on the GPU
             return
         hopper = format_bytes(_HOPPER_BYTES)

@@ -262,7 +262,14 @@ def encoder_layer(
     def attend_to_itself(tensor: Any) -> Any:
         query_key_value = (tensor, tensor, tensor)
         result, _ = multi_head_attention(
-            *query_key_value, width, heads, *projections, mask, False, True, mask_type
+            *query_key_value,
+            width,
+            heads,
+            *projections,
+            mask,
+            need_weights=False,
+            average=True,
+            mask_type=mask_type,
         )
         return result
 

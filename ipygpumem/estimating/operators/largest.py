@@ -140,6 +140,7 @@ def _empty_positions_and_counts(
 def _sorted_unique(
     tensor: Any, is_sorted: bool = True, inverse: bool = False, *, share: float = 1.0
 ) -> Any:
+    """Return the result of ``torch._unique``, which counts no values."""
     values, positions, _ = _unique(tensor, is_sorted, inverse, share=share)
     return values, positions
 
@@ -152,6 +153,9 @@ def _unique_consecutive(
     *,
     share: float = 1.0,
 ) -> Any:
+    """Return the result of ``torch.unique_consecutive`` as if all neighbours were different, or a
+    share of them.
+    """
     if dim is None:
         return _unique_neighbours(tensor, inverse, counts, share)
     return _unique_in(tensor, dim, inverse=inverse, counts=counts, share=share)
@@ -170,6 +174,7 @@ def _unique_neighbours(tensor: Any, inverse: bool, counts: bool, share: float) -
 def _unique_consecutive_in(
     tensor: Any, dim: int, *flags: bool, share: float = 1.0, **named_flags: bool
 ) -> Any:
+    """Return the result of ``unique_consecutive`` along ``dim``; its flags: inverse, counts."""
     is_sorted = True  # an argument of ``unique`` that ``unique_consecutive`` does not have
     return _unique_in(tensor, dim, is_sorted, *flags, share=share, **named_flags)
 

@@ -87,7 +87,9 @@ class CellThreads:
         unchanged_checks = 0
         while unchanged_checks < _CHECKS_WITHOUT_CHANGE and time.monotonic() < end:
             try:
-                state = _ThreadsState(len(self._busy_threads()), self._data_bytes() or 0)
+                state = _ThreadsState(
+                    threads=len(self._busy_threads()), data_bytes=self._data_bytes() or 0
+                )
             except MemoryError:  # they still allocate
                 state = _UNKNOWN_STATE
             if state.threads == 0:

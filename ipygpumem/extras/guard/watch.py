@@ -76,7 +76,7 @@ class Watch:
         """
         self.is_on = False
         self.cell = None
-        self.interrupt.cancel(None)
+        self.interrupt.cancel(thread=None)
         self.lock = threading.Lock()
 
     def begin_cell(self, cell: Cell) -> None:

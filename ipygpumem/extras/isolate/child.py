@@ -37,10 +37,15 @@ class Task:
     """A cell for the child process, and its connections to the kernel."""
 
     app: App
+    """The extension."""
     source: str
+    """The code of the cell."""
     keep: Sequence[str]
+    """The names whose values the kernel gets."""
     memory_bytes: int | None
+    """The user's ``--memory``; None without one."""
     connection: Connection
+    """Sends messages to the kernel's process, and receives the user's answers."""
     kept: BinaryIO
     """File for the kept names."""
     stack: BinaryIO
@@ -64,7 +69,8 @@ def run(task: Task, parent: int) -> NoReturn:
         with contextlib.suppress(BaseException):
             lines = traceback.format_exc().splitlines()
             task.connection.send("failed", *_described(error, lines))
-            task.connection.send("done", 0)
+            unknown_peak_bytes = 0
+            task.connection.send("done", unknown_peak_bytes)
     finally:
         os._exit(0)
 
@@ -266,9 +272,11 @@ class DescribedError(NamedTuple):
     """An error in texts, for another process."""
 
     name: str
+    """The name of its class."""
     base_name: str
     """The name of its nearest built-in base."""
     message: str
+    """Its text; empty if the class fails to make one."""
     lines: list[str]
     """Its traceback as IPython shows it."""
 

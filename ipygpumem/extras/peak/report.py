@@ -122,7 +122,7 @@ def _tables_of_device(device: DevicePeak, top: int) -> list[Table]:
     if len(parts) < 2:
         return [Table.of(rows_of_layers, numbers, title(device), code={_WHAT})]
     table_of_parts = Table.of(parts, {"size", "share"}, title(device))
-    return [table_of_parts, Table.of(rows_of_layers, numbers, "", code={_WHAT})]
+    return [table_of_parts, Table.of(rows_of_layers, numbers, code={_WHAT})]
 
 
 def _rows_of_layers(device: DevicePeak, top: int) -> list[dict[str, str]]:

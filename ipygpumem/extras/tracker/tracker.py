@@ -95,7 +95,7 @@ class _TrackerState(NamedTuple):
     """The storages of the inventory, which are kept so that no new one reuses their identities."""
 
 
-_BEFORE_FIRST_CALL = _TrackerState(Inventory((), 0.0), place="", storages=None)
+_BEFORE_FIRST_CALL = _TrackerState(Inventory(tensors=(), taken_at=0.0), place="", storages=None)
 
 
 class Tracker:
@@ -248,7 +248,7 @@ def _writable_file(path: str | pathlib.PurePath) -> pathlib.Path:
     """Return the absolute path of a file; FileError if it cannot be written."""
     try:
         file = pathlib.Path(path).expanduser().absolute()
-        _append_text(file, "")
+        _append_text(file, "")  # makes the file, or raises the error that a later write would
     except (OSError, ValueError, RuntimeError) as error:
         raise FileError(f"the tracker's file cannot be written: {describe_error(error)}") from None
     return file

@@ -19,12 +19,14 @@ from ipygpumem.estimating.operators.transients import is_matrix_of_cublas
 
 @order_of("mm", "bmm")
 def _matrix_product(kernel: Kernel, args: Any) -> None:
+    """Log ``torch.mm(first, second)``."""
     first, second = args[:2]
     _multiply(kernel, first, second)
 
 
 @order_of("addmm", "baddbmm")
 def _sum_with_product(kernel: Kernel, args: Any) -> None:
+    """Log ``torch.addmm(summand, first, second)``: the summand needs no memory."""
     _, first, second = args[:3]
     _multiply(kernel, first, second)
 
