@@ -130,7 +130,7 @@ class HostProbe(Probe):
             rss, peak = self._rss_and_peak()
         except OSError:
             return False
-        return peak <= rss + 16 * MIB
+        return peak <= rss + 16 * MIB  # other threads may free memory in between
 
     @property
     def sampled(self) -> bool:

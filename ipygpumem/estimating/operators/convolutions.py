@@ -43,13 +43,17 @@ class Convolution:
     source: Any
     """The tensor that is convolved, of shape (samples, channels, positions ...)."""
     weight: Any
+    """The kernels, of shape (channels out, channels in per group, sizes ...)."""
     stride: Any
     padding: Any
     dilation: Any
     is_transposed: bool
+    """True for ``nn.ConvTranspose2d`` and its like."""
     groups: int
+    """Number of groups of channels that are convolved apart."""
     has_bias: bool
     gradients: Gradients
+    """The gradients that the backward pass computes."""
 
     @classmethod
     def of(cls, name: str, args: Any, result: Any) -> Convolution:

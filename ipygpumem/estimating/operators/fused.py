@@ -119,7 +119,8 @@ def _flash_attention(
     if width % 8:
         padding = (0, -width % 8)
         query_key_value = [functional.pad(item, padding) for item in query_key_value]
-    attended, *_ = attend(*query_key_value, dropout_p, is_causal, False, scale=scale)
+    returns_mask = False
+    attended, *_ = attend(*query_key_value, dropout_p, is_causal, returns_mask, scale=scale)
     return attended[..., :width]
 
 

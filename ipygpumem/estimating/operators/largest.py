@@ -81,7 +81,9 @@ def _unique(
     ``inverse``), and of how often each value occurs (``counts``).
     """
     count = _number_of_different(tensor, tensor.numel(), share)
-    positions, numbers = _empty_positions_and_counts(tensor, tensor.shape, count, inverse, counts)
+    positions, numbers = _empty_positions_and_counts(
+        tensor, tensor.shape, count, has_positions=inverse, has_counts=counts
+    )
     return tensor.new_empty(count), positions, numbers
 
 
@@ -115,22 +117,29 @@ def _unique_in(
     """
     length = tensor.shape[dim]
     count = max(_rounded_share(length, share), min(1, length))
-    positions, numbers = _empty_positions_and_counts(tensor, (length,), count, inverse, counts)
+    positions, numbers = _empty_positions_and_counts(
+        tensor, (length,), count, has_positions=inverse, has_counts=counts
+    )
     shape = list(tensor.shape)
     shape[dim] = count
     return tensor.new_empty(shape), positions, numbers
 
 
 def _empty_positions_and_counts(
-    tensor: Any, shape: Any, count: int, inverse: bool, counts: bool
+    tensor: Any, shape: Any, count: int, *, has_positions: bool, has_counts: bool
 ) -> tuple[Any, Any]:
     """Return the second and the third result of ``_unique``: positions, and counts of values.
 
-    They have the ``shape``, and the size ``count``; no elements if the code does not ask for them.
+    Args:
+        tensor: the tensor, whose device they are on.
+        shape: the shape of the positions.
+        count: the number of counts.
+        has_positions: False if the code does not ask for them: then they have no elements.
+        has_counts: the same for the counts.
     """
-    if not inverse:
+    if not has_positions:
         shape = (0,)
-    if not counts:
+    if not has_counts:
         count = 0
     positions = tensor.new_empty(shape, dtype=torch.long)
     numbers = tensor.new_empty(count, dtype=torch.long)
@@ -167,7 +176,9 @@ def _unique_neighbours(tensor: Any, inverse: bool, counts: bool, share: float) -
     Unlike different values, their number is not limited by the tensor's type.
     """
     count = max(_rounded_share(tensor.numel(), share), min(1, tensor.numel()))
-    positions, numbers = _empty_positions_and_counts(tensor, tensor.shape, count, inverse, counts)
+    positions, numbers = _empty_positions_and_counts(
+        tensor, tensor.shape, count, has_positions=inverse, has_counts=counts
+    )
     return tensor.new_empty(count), positions, numbers
 
 

@@ -141,7 +141,7 @@ class ChangedRun:
         # Not self.names.items(): each look-up in this namespace copies another value for the run.
         items = dict.items(self.names)
         level = [(name, value) for name, value in items if not name.startswith("_")]
-        for _ in range(3):
+        for _ in range(3):  # the names themselves, and two steps from them
             for name, value in level:
                 if value is wanted:
                     return name

@@ -36,8 +36,10 @@ class Trial(NamedTuple):
     """An estimate of the code with changes, and its floating-point operations."""
 
     changes: Sequence[Change]
+    """The changes; empty for the code as it is."""
     estimate: Estimate
     flops: int
+    """Number of operations."""
 
     @property
     def fits(self) -> bool:

@@ -127,6 +127,7 @@ class MemoryLeft:
         """Return the current figures."""
         if self._proc is None:
             return _figures_of_psutil()
+        # pages: address space, RSS, shared, code, libraries, data
         _, rss, shared, _, _, data = _read(self._proc.statm, _LINE_BYTES).split()[:6]
         machine = _read(self._proc.meminfo)
         available_kib = _figure(machine, b"\nMemAvailable:") + _figure(machine, b"\nSwapFree:")
@@ -142,7 +143,7 @@ class MemoryLeft:
         """Return ``MemoryFigures.data_bytes`` alone, in a tenth of the time."""
         if self._proc is None:
             return None
-        pages = _read(self._proc.statm, _LINE_BYTES).split()[5]
+        pages = _read(self._proc.statm, _LINE_BYTES).split()[5]  # data, as in ``now``
         return int(pages) * PAGE_BYTES
 
     def close(self) -> None:

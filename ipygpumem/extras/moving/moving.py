@@ -49,12 +49,15 @@ class PurgeRecord(Record):
     """Result of a purge: the memory moved off a device and back, and the memory freed."""
 
     moved_bytes: int
+    """Bytes of the tensors that were moved."""
     is_on_host: bool
     """True if it no longer fitted, and so has stayed on the host."""
     before: dict[str, int]
     """Bytes reserved by torch's allocator, per device."""
     after: dict[str, int]
+    """The same after the purge."""
     notes: tuple[str, ...] = ()
+    """Messages for the user, such as on tensors that have stayed on the host."""
 
 
 def purge(model: object, optimizer: object = None) -> PurgeRecord:

@@ -68,6 +68,7 @@ class ReleaseRecord(Record):
     """Result of a release: the memory that was freed, and the memory still alive, with holders."""
 
     names: tuple[str, ...]
+    """The names of the objects."""
     where: str
     """The cell, or the script and its line."""
     freed_parts: tuple[RetainedArray, ...]
@@ -78,6 +79,7 @@ class ReleaseRecord(Record):
     freed: dict[str, int]
     """Decrease per device: RSS for the host, live tensors for an accelerator."""
     steps: tuple[FreeingStep, ...] = ()
+    """The lines to run that free the rest."""
     notes: tuple[str, ...] = ()
     """Objects that were skipped, because they had been released before."""
 

@@ -459,7 +459,7 @@ def _beginning_of_file(path: Path, name: str) -> bytes:
     """Return the beginning of a file that exists."""
     try:
         with open_plain(path) as file:
-            return file.read(4096)
+            return file.read(4096)  # enough to recognise its format
     except OSError as error:
         raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None
 

@@ -261,6 +261,7 @@ class ExperimentRow(NamedTuple):
 
     record: ExperimentRecord
     name: str
+    """Its label, and its number among runs with the same label."""
     time: str
     """The time it took, and how often it ran out of memory."""
 

@@ -81,7 +81,7 @@ def _log_solution(kernel: Kernel, matrix: Any, *, is_transposed: bool) -> None:
 
 def _takes_triangles(systems: int, size: int, columns: int, *, is_transposed: bool) -> bool:
     """Return True if torch solves the equations by two triangular systems, and False if cuBLAS
-    solves them by one call, as it does for small matrices.
+    solves them by one call, as it does for small matrices. The bounds are torch's own.
 
     Args:
         systems: the number of systems of equations.
