@@ -55,7 +55,7 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
         names: the user's names, to write code.
     """
     registry = widgets.WidgetRegistry.of_process(names)
-    figures = _Figures.of_process(names, registry)
+    figures = _PyplotFigures.of_process(names, registry)
     by_registry = list[list[Registered]]()
     for item, root in handlers_and_filters(names):
         by_registry.append([Registered(root, [item])])
@@ -69,7 +69,7 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
 def figures_and_widgets(names: Mapping[str, object]) -> list[object]:
     """Return the open figures and widgets, which need no name; ``names`` are the user's."""
     registry = widgets.WidgetRegistry.of_process(names)
-    figures = _Figures.of_process(names, registry)
+    figures = _PyplotFigures.of_process(names, registry)
     objects = list[object]()
     if figures is not None:
         objects += figures.managers.values()
@@ -141,7 +141,7 @@ class Registries:
     def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
         """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
         registry = widgets.WidgetRegistry.of_process(names)
-        figures = _Figures.of_process(names, registry)
+        figures = _PyplotFigures.of_process(names, registry)
         if figures is not None:
             self.namespaces[id(figures.managers)] = figures.root
         if registry is None:
@@ -220,7 +220,7 @@ _FIGURES = "matplotlib figures"
 """The noun for several figures."""
 
 
-class OpenFigures(NamedTuple):
+class FiguresToClose(NamedTuple):
     """The figures that pyplot keeps open."""
 
     managers: dict[object, object]
@@ -229,12 +229,12 @@ class OpenFigures(NamedTuple):
     """Statement that closes all of them."""
 
 
-def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
+def open_figures(names: Mapping[str, object]) -> FiguresToClose | None:
     """Return the open figures; None without any. ``names`` are the user's, to write code."""
-    figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
+    figures = _PyplotFigures.of_process(names, widgets.WidgetRegistry.of_process(names))
     if figures is None or not figures.managers:
         return None
-    return OpenFigures(figures.managers, figures.closing_all())
+    return FiguresToClose(figures.managers, figures.closing_all())
 
 
 class RootsOfFigure(NamedTuple):
@@ -252,7 +252,7 @@ def roots_of_figures(names: Mapping[str, object]) -> dict[int, RootsOfFigure]:
     """Return the roots of each figure that pyplot keeps open, by its identity. ``names`` are the
     user's, to write code.
     """
-    figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
+    figures = _PyplotFigures.of_process(names, widgets.WidgetRegistry.of_process(names))
     roots = dict[int, RootsOfFigure]()
     if figures is not None:
         for number, manager in list(figures.managers.items()):
@@ -278,7 +278,7 @@ def figure_of(item: object) -> object:
     return item
 
 
-class _Figures:
+class _PyplotFigures:
     """The figures that pyplot keeps open.
 
     Args:
@@ -306,7 +306,7 @@ class _Figures:
     @classmethod
     def of_process(
         cls, names: Mapping[str, object], registry: widgets.WidgetRegistry | None
-    ) -> _Figures | None:
+    ) -> _PyplotFigures | None:
         """Return the open figures; None if pyplot is not loaded."""
         figures: Any = getattr(loaded_object("matplotlib._pylab_helpers", "Gcf"), "figs", None)
         if not is_instance(figures, dict):

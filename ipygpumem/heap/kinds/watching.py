@@ -38,13 +38,13 @@ def watch(item: object) -> Callable[[], bool]:
     if is_array(item):
         item = owner_of(item)
         if is_array(item):
-            return WatchedArray(item)
+            return WatchedNumpyArray(item)
         return watch(item)
     reference = weakref.ref(item)
     return lambda: reference() is not None
 
 
-class WatchedArray:
+class WatchedNumpyArray:
     """Checks if the memory of an array is still alive, without keeping it alive.
 
     NumPy refuses to resize an array that has weak references. So the weak reference exists only

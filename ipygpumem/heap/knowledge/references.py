@@ -120,7 +120,7 @@ class ReferenceReader:
             of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
         of_python += unreported
-        graphs = _Graphs([], [])
+        graphs = _TorchReferences([], [])
         if not self._tensors.isdisjoint(type_ids):
             self._read_tensors(of_types(self._tensors, objects), graphs)
         waking = [wakeup.__self__ for wakeup in wakeups]
@@ -191,7 +191,7 @@ class ReferenceReader:
         are_rare = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
         return list(compress(keys, are_rare))
 
-    def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
+    def _read_tensors(self, tensors: Sequence[Any], graphs: _TorchReferences) -> None:
         """Add the references of tensors to graphs: to their gradients, to the tensors in their
         graphs, and to the tensors of which they are views.
         """
@@ -239,7 +239,7 @@ def _parts_of_jagged(tensor: Any, viewed: Any) -> list[Any]:
     return [part for part in parts if part is not None]
 
 
-class _Graphs(NamedTuple):
+class _TorchReferences(NamedTuple):
     """The references of torch's C++ code, as in ``References``."""
 
     tensors: list[tuple[Owner, Any]]

@@ -20,7 +20,7 @@ from ipygpumem.heap.kinds.arrays import (
     library_type,
     read_array,
 )
-from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, DictListing, Kind, split, with_repeated
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     index_of,
@@ -206,7 +206,7 @@ class _Entry(NamedTuple):
     """The expression to delete; empty if there is none."""
 
 
-def _entry_of_value(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+def _entry_of_value(owner: str, key: object, size: int, listing: DictListing) -> _Entry:
     """Return the value under a key of a dict: ``runs["x"]``, or
     ``runs[next(key for key in list(runs) if id(key) == 140...)]`` if the key cannot be typed.
 
@@ -233,7 +233,7 @@ def _entry_of_value(owner: str, key: object, size: int, listing: Listing) -> _En
     return _Entry(shown, code, target)
 
 
-def _entry_of_key(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+def _entry_of_key(owner: str, key: object, size: int, listing: DictListing) -> _Entry:
     """Return a key of a dict, which is removed with its value; the arguments are those of
     ``_entry_of_value``.
     """
@@ -244,7 +244,7 @@ def _entry_of_key(owner: str, key: object, size: int, listing: Listing) -> _Entr
     return _Entry(".keys()", f"{imports}{code}", f"{imports}{expression}[{code}]")
 
 
-def _expression_for_key(owner: str, key: object, size: int, listing: Listing) -> str:
+def _expression_for_key(owner: str, key: object, size: int, listing: DictListing) -> str:
     """Return the expression for a key of a dict that cannot be typed,
     ``next(key for key in list(runs) if id(key) == 140...)``; the arguments are those of
     ``_entry_of_value``.
@@ -480,7 +480,7 @@ def _code_of_index(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]"
 
 
-def listing_of(items: object) -> Listing:
+def listing_of(items: object) -> DictListing:
     """Return how code lists the keys of a dict in the order in which ``dict.items`` has them, from
     which positions come.
 
@@ -490,5 +490,5 @@ def listing_of(items: object) -> Listing:
     """
     for kind in mro_of(type(items)):
         if "__iter__" in class_dict(kind):
-            return Listing.PLAIN if kind is dict else Listing.OF_DICT
-    return Listing.PLAIN
+            return DictListing.PLAIN if kind is dict else DictListing.OF_DICT
+    return DictListing.PLAIN

@@ -33,7 +33,7 @@ class Kind(Enum):
     QUEUED = "an item that calls of the container's owner remove, such as that of a queue"
 
 
-class Listing(Enum):
+class DictListing(Enum):
     """The code that lists the keys and values of a dict in the order of its own entries."""
 
     PLAIN = "list(items)"
@@ -42,13 +42,13 @@ class Listing(Enum):
 
     def keys_of(self, code: str) -> str:
         """Return the expression for the list of a dict's keys."""
-        if self is Listing.PLAIN:
+        if self is DictListing.PLAIN:
             return f"list({code})"
         return f"list(dict.keys({code}))"
 
     def values_of(self, code: str) -> str:
         """Return the expression for the list of a dict's values."""
-        if self is Listing.PLAIN:
+        if self is DictListing.PLAIN:
             return f"list({code}.values())"
         return f"list(dict.values({code}))"
 
@@ -194,7 +194,7 @@ class Cut:
     outer: Cut | None = None
     repeated: tuple[Cut, ...] = ()
     columns: tuple[str, ...] = ()
-    listing: Listing = Listing.PLAIN
+    listing: DictListing = DictListing.PLAIN
     has_slices: bool = True
     removal_of_all: str = ""
     protocol: Protocol | None = None
@@ -266,7 +266,7 @@ class Cut:
         does_more_than_delete = self.repeated or self.ending or self.copied_by
         if does_more_than_delete or name == self.target:
             return ""
-        if self.kind is Kind.KEY and self.listing is Listing.PLAIN:
+        if self.kind is Kind.KEY and self.listing is DictListing.PLAIN:
             return f"{self.owner}.pop({name[1:-1]}, None)"
         if self.kind in (Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE):
             return f'vars({self.owner}).pop("{name[1:]}", None)'

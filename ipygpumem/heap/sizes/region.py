@@ -19,7 +19,7 @@ from typing import Any
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import chunks, of_types
 from ipygpumem.heap.kinds.arrays import holding_objects, storage_key
-from ipygpumem.heap.kinds.libraries import Piece
+from ipygpumem.heap.kinds.libraries import MemoryPiece
 from ipygpumem.heap.kinds.tensors import each
 from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.sizes.graph import Graph, NodeKey
@@ -268,7 +268,7 @@ class Region:
             return tensors
         return [tensor for tensor in tensors if id(tensor) in keys]
 
-    def node_of(self, piece: Piece, otherwise: NodeKey) -> NodeKey:
+    def node_of(self, piece: MemoryPiece, otherwise: NodeKey) -> NodeKey:
         """Return the node that has a piece of memory: the piece itself, the array or bytes that own
         it, or ``otherwise`` if neither is a node.
         """

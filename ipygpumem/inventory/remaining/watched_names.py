@@ -16,7 +16,7 @@ from ipygpumem.heap.bulk import instances_among
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.kinds.arrays import Array, Span, StorageKey, describe, library_type, owner_of
 from ipygpumem.heap.kinds.tensors import Reader, Storages
-from ipygpumem.heap.kinds.watching import WatchedArray, watch
+from ipygpumem.heap.kinds.watching import WatchedNumpyArray, watch
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import type_name
@@ -65,7 +65,7 @@ class WatchedName:
             if library == "torch" and key in storages:
                 tensors_with_storage.append(array)
             elif library == "numpy":
-                arrays.append((WatchedArray(owner_of(item)), array))
+                arrays.append((WatchedNumpyArray(owner_of(item)), array))
             else:
                 arrays.append((watch(item), array))
         return cls(record, tuple(arrays), tuple(tensors_with_storage), storages)
@@ -187,11 +187,11 @@ def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> No
         array.detach(places)
 
 
-def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedArray]:
+def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedNumpyArray]:
     """Return names' NumPy arrays."""
-    numpy_arrays = list[WatchedArray]()
+    numpy_arrays = list[WatchedNumpyArray]()
     for item in watched:
         for is_alive, _ in item.arrays:
-            if isinstance(is_alive, WatchedArray):
+            if isinstance(is_alive, WatchedNumpyArray):
                 numpy_arrays.append(is_alive)
     return numpy_arrays

@@ -27,7 +27,7 @@ from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.sizes.region import Region
-from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
 from ipygpumem.inventory.leaks import unreached
 from ipygpumem.inventory.leaks.retained import words_on_output
@@ -162,7 +162,7 @@ class SurvivingObjects:
         places: unreached.Places,
         listed: Set[StorageKey],
     ) -> None:
-        self._large_survivors = list[tuple[ReportedObjects, Size]]()
+        self._large_survivors = list[tuple[ReportedObjects, MeasuredSize]]()
         self.storages = set[StorageKey]()
         self.to_explain = list[object]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
@@ -186,7 +186,7 @@ class SurvivingObjects:
             if size.size_bytes >= notebook.smallest:
                 self._add(survivor, size)
 
-    def _add(self, survivor: ReportedObjects, size: Size) -> None:
+    def _add(self, survivor: ReportedObjects, size: MeasuredSize) -> None:
         """Add the objects of one row, whose holders ``%gpumem leaks`` must search."""
         items = survivor.items
         self._large_survivors.append((survivor, size))
@@ -424,7 +424,7 @@ def _row_of_registry(registry: Sequence[Registered], unlisted: Unlisted) -> Held
     if size < unlisted.notebook.smallest:
         return None
     holder = holder_of_registered([registered.root for registered in unnamed])
-    return HeldRow(row_of(objects, Size({"cpu": size})), holder)
+    return HeldRow(row_of(objects, MeasuredSize({"cpu": size})), holder)
 
 
 def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[ReclaimableItem]:

@@ -22,7 +22,7 @@ from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
-from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes, row_of
 from ipygpumem.inventory.remaining.grown_rows import GrownRow
 from ipygpumem.inventory.remaining.watched_names import (
     WatchedName,
@@ -62,11 +62,11 @@ class ReportedObjects(NamedTuple):
     reported: HeldRow
     """The row in the report."""
 
-    def size_now(self, sizes: Sizes) -> Size:
+    def size_now(self, sizes: Sizes) -> MeasuredSize:
         """Return the present size of the objects together."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
-    def row(self, size: Size, holder: Holder, arrays: Iterable[HeldArrays]) -> HeldRow:
+    def row(self, size: MeasuredSize, holder: Holder, arrays: Iterable[HeldArrays]) -> HeldRow:
         """Return the row of the objects now.
 
         Args:
