@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import instances_among, of_types, type_names
@@ -343,6 +343,11 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
     dtypes_by_id = {id(dtype): dtype for dtype in dtypes}
     of_objects = {key for key, dtype in dtypes_by_id.items() if holds_objects(dtype)}
     return list(map(of_objects.__contains__, map(id, dtypes)))
+
+
+def object_arrays(arrays: Sequence[Any]) -> list[Any]:
+    """Return the NumPy arrays whose elements are objects, or have fields of objects."""
+    return list(compress(arrays, holding_objects(arrays)))
 
 
 def plain_arrays(items: Sequence[object]) -> set[int]:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import copy_context
 from itertools import compress, filterfalse, islice
-from operator import not_
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.errors import GpuMemError
@@ -32,6 +31,8 @@ from ipygpumem.heap.bulk import (
     instances_among,
     of_types,
     subtypes,
+    with_ids,
+    without_ids,
 )
 from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.kinds.arrays import (
@@ -40,8 +41,8 @@ from ipygpumem.heap.kinds.arrays import (
     describe,
     described,
     flat_elements,
-    holding_objects,
     library_type,
+    object_arrays,
     places_of,
     storage_key,
 )
@@ -416,8 +417,7 @@ class Heap:
         referred = _with_identities(wanted, self.local)
         referred |= _with_identities(wanted, _in_containers(self.local))
         for part in chunks(self.tracked):
-            is_excluded = map(without.__contains__, map(id, part))
-            referents = gc.get_referents(*compress(part, map(not_, is_excluded)))
+            referents = gc.get_referents(*without_ids(without, part))
             referred |= _with_identities(wanted, referents)
             referred |= _with_identities(wanted, _in_containers(referents))
         return list(referred.values())
@@ -427,7 +427,7 @@ class Heap:
         wanted_elements = dict[int, object]()
         if not wanted:
             return []
-        for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
+        for array in object_arrays(self.ndarrays):
             wanted_elements |= _with_identities(wanted, flat_elements(array) or [])
         return list(wanted_elements.values())
 
@@ -652,17 +652,17 @@ def _in_containers(items: Sequence[object]) -> list[object]:
 def _with_identities(wanted: Collection[int], items: list[Any]) -> dict[int, object]:
     """Return the items whose identities are ``wanted``, by identity."""
     if len(wanted) <= AddressFilter.MOST:
-        places = AddressFilter(wanted).positions(identities_of_list(items))
-        return by_identity(list(map(items.__getitem__, places)))
-    return by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
+        positions = AddressFilter(wanted).positions(identities_of_list(items))
+        return by_identity(list(map(items.__getitem__, positions)))
+    return by_identity(with_ids(wanted, items))
 
 
 def _contents(arrays: Sequence[Any]) -> list[list[object]]:
     """Return the objects in each array of objects, in all fields of a structured array: the
     collector does not look into an array.
     """
-    of_objects = compress(arrays, holding_objects(arrays))
-    return [items for items in map(flat_elements, of_objects) if items is not None]
+    each_elements = map(flat_elements, object_arrays(arrays))
+    return [elements for elements in each_elements if elements is not None]
 
 
 def live_instances(*bases: type) -> list[object]:

@@ -17,7 +17,7 @@ from operator import eq, not_
 from typing import Any
 
 from ipygpumem.heap.bulk import AddressFilter, by_identity, chunks
-from ipygpumem.heap.kinds.arrays import bases_of, flat_elements, holding_objects
+from ipygpumem.heap.kinds.arrays import bases_of, flat_elements, object_arrays
 from ipygpumem.heap.knowledge.slices import having_slices, is_view, views_among
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import identities_of_list, is_atom
@@ -190,7 +190,7 @@ class Referrers:
         if not atoms:
             return
         listed = set(map(id, self._ndarrays))
-        for array in compress(self._ndarrays, holding_objects(self._ndarrays)):
+        for array in object_arrays(self._ndarrays):
             if not listed.isdisjoint(map(id, bases_of(array))):
                 continue
             for key in atoms.intersection(map(id, flat_elements(array) or ())):

@@ -12,7 +12,7 @@ from itertools import compress, filterfalse
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
-from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects, library_type, owner_of
+from ipygpumem.heap.kinds.arrays import flat_elements, library_type, object_arrays, owner_of
 from ipygpumem.heap.kinds.libraries import MemoryPiece, PieceReader, library_of
 from ipygpumem.heap.kinds.tensors import Reader
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
@@ -119,7 +119,7 @@ class ObjectCount:
         elements = list[object]()
         if not arrays:
             return elements
-        for array in compress(arrays, holding_objects(arrays)):
+        for array in object_arrays(arrays):
             owner = owner_of(array)
             if id(owner) not in self._array_owners:
                 self._array_owners.add(id(owner))

@@ -31,7 +31,13 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
-from ipygpumem.heap.kinds.arrays import holding_objects, is_array, parts_of_array, read_array
+from ipygpumem.heap.kinds.arrays import (
+    holding_objects,
+    is_array,
+    object_arrays,
+    parts_of_array,
+    read_array,
+)
 from ipygpumem.heap.knowledge.references import ReferenceReader, References
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES
 from ipygpumem.heap.knowledge.torch_references import known_to_torch
@@ -256,7 +262,7 @@ class Folder:
             nodes += of_types(types.segments, singles)
         if not types.arrays.isdisjoint(type_ids):
             arrays = of_types(types.arrays, singles)
-            nodes += compress(arrays, holding_objects(arrays))
+            nodes += object_arrays(arrays)
         return nodes
 
     # -- references ------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import chunks, of_types
-from ipygpumem.heap.kinds.arrays import holding_objects, storage_key
+from ipygpumem.heap.kinds.arrays import object_arrays, storage_key
 from ipygpumem.heap.kinds.libraries import MemoryPiece
 from ipygpumem.heap.kinds.tensors import each
 from ipygpumem.heap.knowledge.nodes import has_graph
@@ -171,7 +171,7 @@ class Region:
         The garbage collector does not look into an array, so it never frees such a cycle.
         """
         arrays = of_types(self.reader.types.arrays, list(self.objects.values()))
-        with_objects = list(compress(arrays, holding_objects(arrays)))
+        with_objects = object_arrays(arrays)
         in_cycles = set[int]()
         for array in with_objects:
             reached = self.reach(self.graph.edges.get(id(array), ()))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import compress
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +20,7 @@ from ipygpumem.heap.bulk import by_identity, instances_among, types_of
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.holders.registries import Registered, figure_of, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.kinds.arrays import StorageKey, described, holding_objects, object_key
+from ipygpumem.heap.kinds.arrays import StorageKey, described, object_arrays, object_key
 from ipygpumem.heap.knowledge.barriers import is_of_this_package
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live.heap import Heap
@@ -303,7 +302,7 @@ class Unlisted:
             if library == "numpy":
                 numpy_arrays += on_storage
         # An array of objects is left out without its elements, which may be leaks of their own.
-        with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
+        with_objects = by_identity(object_arrays(numpy_arrays))
         sizes.exclude_data(with_objects.values())
         sizes.exclude([array for array in large_arrays if id(array) not in with_objects])
 
