@@ -238,12 +238,12 @@ class AddressFilter:
     def positions(self, row: bytes) -> Iterator[int]:
         """Yield the positions of the wanted addresses in a row of ``identities``."""
         are_similar = self.similar(row)
-        place = are_similar.find(1)
-        while place >= 0:
-            address = row[place * ID_BYTES : (place + 1) * ID_BYTES]
+        position = are_similar.find(1)
+        while position >= 0:
+            address = row[position * ID_BYTES : (position + 1) * ID_BYTES]
             if int.from_bytes(address, sys.byteorder) in self.wanted:
-                yield place
-            place = are_similar.find(1, place + 1)
+                yield position
+            position = are_similar.find(1, position + 1)
 
     def is_in(self, row: bytes) -> bool:
         """Return True if one of the wanted addresses is in a row of ``identities``."""

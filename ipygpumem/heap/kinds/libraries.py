@@ -26,8 +26,8 @@ from ipygpumem.heap.kinds.arrays import (
     map_bytes,
     object_key,
     owner_of,
-    place_of,
     read_array,
+    span_of,
 )
 from ipygpumem.heap.kinds.arrow import buffers
 from ipygpumem.heap.kinds.mapped import MappedFiles, note_on_pages
@@ -204,7 +204,7 @@ def _h5py_file(item: Any) -> Iterator[object]:
 
 
 def _jax_array(array: Any) -> Iterator[object]:
-    """Yield the memory of an array of JAX; with an address if it is in one place."""
+    """Yield the memory of an array of JAX; with an address if all of it is in one block."""
     if array.is_deleted():
         return
     devices = sorted(array.devices(), key=_number_of_device)
@@ -341,8 +341,8 @@ def polars_columns(frame: Any) -> Iterator[tuple[Any, PieceKey]]:
     """Yield the columns of a frame of polars, each with its identity while the frame is alive."""
     inner = native(frame, "PyDataFrame", "_df")
     if inner is not None:
-        for place, column in enumerate(inner.get_columns()):
-            yield column, ("polars", id(inner), place)
+        for position, column in enumerate(inner.get_columns()):
+            yield column, ("polars", id(inner), position)
 
 
 def _polars_series(series: Any) -> Iterable[object]:
@@ -696,9 +696,9 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, MemoryPiece]]
             continue
         owner = owner_of(array)
         if is_array(owner):
-            _, start, end = place_of(owner)
+            _, start, end = span_of(owner)
         else:
-            _, start, end = place_of(array)
+            _, start, end = span_of(array)
         yield array, MemoryPiece(("numpy", id(owner)), end - start, address=start)
 
 
@@ -706,18 +706,18 @@ def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, MemoryPiece]
     """Yield the ``bytes`` and ``bytearray`` objects that are not small, with their memory, which an
     object of a library may show.
     """
-    for data, start, end in places_of_buffers(items, _SMALLEST_BUFFER_BYTES):
+    for data, start, end in spans_of_buffers(items, _SMALLEST_BUFFER_BYTES):
         yield data, MemoryPiece(object_key(data), end - start, address=start)
 
 
-def places_of_buffers(items: Sequence[Any], smallest: int) -> Iterator[tuple[Any, int, int]]:
+def spans_of_buffers(items: Sequence[Any], smallest: int) -> Iterator[tuple[Any, int, int]]:
     """Yield the ``bytes`` and ``bytearray`` objects of at least ``smallest`` bytes, with the
     addresses where their content starts and ends.
     """
     numpy: Any = sys.modules["numpy"]
     for data in of_types(BUFFERS, items):
         if sys.getsizeof(data) >= smallest:
-            _, start, end = place_of(numpy.frombuffer(data, "u1"))
+            _, start, end = span_of(numpy.frombuffer(data, "u1"))
             yield data, start, end
 
 

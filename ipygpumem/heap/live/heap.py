@@ -36,14 +36,14 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.kinds.arrays import (
-    Span,
+    ArraySpan,
     StorageKey,
     describe,
     described,
     flat_elements,
     library_type,
     object_arrays,
-    places_of,
+    spans_of,
     storage_key,
 )
 from ipygpumem.heap.kinds.large import LargeObjects
@@ -134,8 +134,8 @@ def take_out(tracked: list[object], identities: Set[int] = frozenset()) -> None:
     """
     asyncio = sys.modules.get("_asyncio")
     row = identities_of_list(tracked)
-    for place in AddressFilter({*identities, id(asyncio)}).positions(row):
-        tracked[place] = None
+    for position in AddressFilter({*identities, id(asyncio)}).positions(row):
+        tracked[position] = None
 
 
 class HeapObserver(Protocol):
@@ -178,8 +178,8 @@ class Heap:
         types: identities of types of which ``of_types`` returns all objects.
 
     Attributes:
-        tracked: the objects that the collector tracks; None in the places of those that must not be
-            touched.
+        tracked: the objects that the collector tracks; None at the positions of those that must not
+            be touched.
         tensors: torch tensors, including those that only another object refers to.
         ndarrays: NumPy arrays.
         modules: torch modules.
@@ -402,11 +402,11 @@ class Heap:
         referrers = self.referrers_of({key: item})
         return bool(referrers[key])
 
-    def places(self) -> set[Span]:
-        """Return the place in memory of each NumPy array; of a view, that of the array whose
-        memory it shows.
+    def spans(self) -> set[ArraySpan]:
+        """Return the addresses of each NumPy array; of a view, those of the array whose memory it
+        shows.
         """
-        return places_of(self.ndarrays)
+        return spans_of(self.ndarrays)
 
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
         """Return the objects with the ``wanted`` identities to which a running function refers, or

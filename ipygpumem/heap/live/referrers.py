@@ -73,8 +73,8 @@ def _sorted_row(row: bytes) -> number_array[int]:
 
 def _is_any_in_sorted(wanted: list[int], row: number_array[int]) -> bool:
     """Return True if one of some identities is in a sorted row."""
-    places = map(bisect_left, repeat(row), wanted)
-    return any(map(eq, map(row.__getitem__, places), wanted))
+    positions = map(bisect_left, repeat(row), wanted)
+    return any(map(eq, map(row.__getitem__, positions), wanted))
 
 
 class Referrers:

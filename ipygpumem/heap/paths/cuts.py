@@ -116,7 +116,7 @@ class Protocol:
                 deleting=_deleting(items, positions, cut.ending),
                 number=len(positions),
                 positions=tuple_of(positions),
-                keys=tuple_of([self.keys[place] for place in positions]) if self.keys else "",
+                keys=tuple_of([self.keys[position] for position in positions]) if self.keys else "",
             )
         return statement and imports + statement
 
@@ -227,7 +227,7 @@ class Cut:
         return cut
 
     def of_same_field(
-        self, position: int, item: object, part: object, place: int, size: int
+        self, position: int, item: object, part: object, position_in_item: int, size: int
     ) -> Cut:
         """Return the same reference of another item of a list: if this is that of
         ``runs[0]["model"]`` to a model, that of ``runs[7]["model"]`` to another one.
@@ -237,9 +237,9 @@ class Cut:
 
         Args:
             position: the position of the item in the list.
-            item: the item, which has the reference in the same place.
+            item: the item, which has the same reference.
             part: the object to which it refers.
-            place: the position of the reference in the item.
+            position_in_item: the position of the reference in the item.
             size: the number of references of the item, if it is a container.
         """
         assert self.outer is not None
@@ -247,7 +247,7 @@ class Cut:
         vars(outer)["target"] = self.outer.target
         cut = object.__new__(Cut)
         changed = {"outer": outer, "owner_id": id(item), "removed_id": id(part)}
-        vars(cut).update(vars(self) | changed | {"position": place, "size": size})
+        vars(cut).update(vars(self) | changed | {"position": position_in_item, "size": size})
         return cut
 
     @property
@@ -331,8 +331,8 @@ def statement_with_copy(cuts: Sequence[Cut]) -> str:
         targets.append(target)
     import_of_function, function = split(cuts[0].copied_by)
     imports[import_of_function] = None
-    places = " = ".join(targets)
-    return f"{''.join(imports)}{places} = {function}({targets[0]})"
+    assigned = " = ".join(targets)
+    return f"{''.join(imports)}{assigned} = {function}({targets[0]})"
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:

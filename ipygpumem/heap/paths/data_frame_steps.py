@@ -127,7 +127,7 @@ def arrays_of_cells(frame: object) -> list[Any]:
     return [block.values for block in blocks if has_objects(block.values)]
 
 
-def places_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
+def columns_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
     """Return the position in the data frame of each column that an array has.
 
     There are none for the array of a series. The result is None for an array of no frame.
@@ -283,12 +283,12 @@ def _append_cell(path: Path, *, array: Any, child: object, way: _WayInside) -> N
     if read_array("ndim", array) == 1:
         rows = [rows]  # an array of one column
     cuts = list[Cut]()
-    for place, cells in zip(list(way.block.mgr_locs), rows, strict=False):
-        for position, cell in enumerate(cells):
+    for column, cells in zip(list(way.block.mgr_locs), rows, strict=False):
+        for row, cell in enumerate(cells):
             if cell is child and path.code:
-                where = f"{position}, {place}"
+                where = f"{row}, {column}"
                 if way.manager.ndim == 1:
-                    where = f"{position}"
+                    where = f"{row}"
                 cuts.append(Cut(Kind.SLOT, id(array), path.code, f"{path.code}.iat[{where}]"))
     if len(cuts) > _MOST_CELLS:
         cuts.clear()  # the frame is removed instead
@@ -306,22 +306,24 @@ def _append_columns(path: Path, frame: object, way: _WayInside, target: object) 
         way: the way to the array.
         target: the array, or the object at the end of the chain.
     """
-    places = sorted(place for block in _blocks_with(way, target) for place in block.mgr_locs)
+    positions = sorted(
+        position for block in _blocks_with(way, target) for position in block.mgr_locs
+    )
     labels = _code_of_labels(way.manager.items)
-    if len(places) == len(way.manager.items):
+    if len(positions) == len(way.manager.items):
         path.append_fixed("")  # all of the frame's data
         return
-    if not labels or len(places) > _MOST_NAMED_COLUMNS:  # the frame is removed
+    if not labels or len(positions) > _MOST_NAMED_COLUMNS:  # the frame is removed
         path.append_removable("", "", None)
         return
-    names = tuple(labels[place] for place in places)
+    names = tuple(labels[position] for position in positions)
     shown = f"[{names[0]}]"
     if len(names) > 1:
         shown = f"[[{', '.join(names)}]]"
     code = path.code and f"{path.code}{shown}"
     cut = None
     if code:
-        cut = Cut(Kind.COLUMN, id(frame), path.code, code, places[0], len(labels), columns=names)
+        cut = Cut(Kind.COLUMN, id(frame), path.code, code, positions[0], len(labels), columns=names)
     path.append_removable(shown, code, cut)
 
 

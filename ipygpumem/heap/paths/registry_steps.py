@@ -123,8 +123,8 @@ def _append_callback(
     """
     event = next((text_of(key) for key, value in callbacks.items() if value is functions), "")
     position = position_of(functions, function)
-    place = f'.callbacks["{event}"][{position}]'
-    code = f"{path.code}{place}"
+    step = f'.callbacks["{event}"][{position}]'
+    code = f"{path.code}{step}"
     name = next(
         (name for name, value in list(names.items()) if value is function and is_name(name)), ""
     )
@@ -136,5 +136,5 @@ def _append_callback(
         registered = f'{manager}.callbacks["{event}"][:]'
         call = f'[{manager}.unregister("{event}", item) for item in {registered} if {condition}];'
     cut = Cut(Kind.CALL, id(functions), path.code, f"{imports}{call}")
-    path.append_removable(place, code, cut)
+    path.append_removable(step, code, cut)
     return 3

@@ -131,8 +131,8 @@ class Root:
             return LAST_ERROR
         if key is None:
             return cls(f"module {module}", Rank.MODULE, "", is_of_library=True)
-        place = f"module {module}, global {name}"
-        root = cls(place, Rank.MODULE, "", name=name, module=module)
+        text = f"module {module}, global {name}"
+        root = cls(text, Rank.MODULE, "", name=name, module=module)
         if not code or not is_name(name):
             return replace(root, is_of_library=True)
         patch = patch_of(sys.modules.get(module), name)

@@ -151,9 +151,9 @@ def _append_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
             continue
         for number, parameter in enumerate(parameters):
             if parameter is steps[2]:
-                place = f'.param_groups[{group_number}]["params"][{number}]'
+                step = f'.param_groups[{group_number}]["params"][{number}]'
                 path.is_in_model = True
-                path.append_removable(place, path.code and f"{path.code}{place}", None)
+                path.append_removable(step, path.code and f"{path.code}{step}", None)
                 return True
     return False
 

@@ -175,10 +175,10 @@ class Spans:
 
     def _insert(self, start: int, end: int, owner: NodeKey | None) -> None:
         """Add a span that overlaps with no other one, in the order of addresses."""
-        place = bisect_left(self._starts, start)
-        self._starts.insert(place, start)
-        self._ends.insert(place, end)
-        self._owners.insert(place, owner)
+        position = bisect_left(self._starts, start)
+        self._starts.insert(position, start)
+        self._ends.insert(position, end)
+        self._owners.insert(position, owner)
 
 
 class SmallPieces:

@@ -21,17 +21,17 @@ from ipygpumem.heap.kinds.arrays import (
     memory_of,
     object_key,
     owner_of,
-    place_of,
     plain_arrays,
     read_array,
+    span_of,
     storage_key,
 )
 from ipygpumem.heap.kinds.libraries import (
     UNREAD,
     MemoryPiece,
     PieceKey,
-    places_of_buffers,
     read_behind,
+    spans_of_buffers,
     texts_of_numpy,
 )
 from ipygpumem.heap.kinds.mapped import MappedFiles
@@ -111,7 +111,7 @@ class MemoryReader:
             return
         self._excluded += bases_of(array)
         self._exclude_pieces(_keys_of_maps(array))
-        _, start, end = place_of(owner)
+        _, start, end = span_of(owner)
         self._spans.claim(start, end, None)
 
     def _exclude_tensors(self, tensors: Sequence[Any]) -> None:
@@ -277,7 +277,7 @@ class MemoryReader:
         self._types.learn([owner])
         if id(type(owner)) not in self._types.leaves:  # it leads to objects that are counted
             return []
-        _, start, end = place_of(array)
+        _, start, end = span_of(array)
         return [MemoryPiece(("memory", id(owner)), end - start, address=start)]
 
     def _add_pieces(self, pieces: Sequence[MemoryPiece], edges: dict[NodeKey, None]) -> None:
@@ -367,7 +367,7 @@ class MemoryReader:
         objects = [self._graph.objects[key] for key in nodes if type(key) is int]
         spans = self._spans_of_arrays(objects)
         if library_type("numpy", "ndarray") is not None:
-            for data, start, end in places_of_buffers(objects, _COMPARED_BYTES):
+            for data, start, end in spans_of_buffers(objects, _COMPARED_BYTES):
                 spans.append((start, end, id(data)))
         for piece in self._pieces_with_address(nodes):
             if piece.size_bytes >= _COMPARED_BYTES:
@@ -383,7 +383,7 @@ class MemoryReader:
             owner = owner_of(array)
             is_folded = owner is not array and id(owner) not in self._graph.objects
             if is_array(owner) and (owner is array or is_folded) and _owns_large_memory(owner):
-                _, start, end = place_of(owner)
+                _, start, end = span_of(owner)
                 spans.append((start, end, id(array)))
         return spans
 

@@ -103,10 +103,10 @@ class _Outside:
         self._by_key = dict[object, list[object]]()
         self._spans = list[tuple[int, int, int]]()
         """The start and end of each object's host memory, with the object's position; sorted."""
-        for place, (item, piece) in enumerate(objects_with_pieces):
+        for position, (item, piece) in enumerate(objects_with_pieces):
             self._by_key.setdefault(piece.key, []).append(item)
             if piece.address:
-                self._spans.append((piece.address, piece.address + piece.size_bytes, place))
+                self._spans.append((piece.address, piece.address + piece.size_bytes, position))
         self._spans.sort()
         self._starts = list(map(itemgetter(0), self._spans))
         ends = map(itemgetter(1), self._spans)
@@ -127,7 +127,7 @@ class _Outside:
                 break
             if self._furthest[number] <= piece.address:
                 break
-            _, end, place = self._spans[number]
+            _, end, position = self._spans[number]
             if end > piece.address:
-                sharers.append(self._objects[place])
+                sharers.append(self._objects[position])
         return sharers

@@ -14,7 +14,7 @@ from operator import not_
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, chunks, type_names
-from ipygpumem.heap.kinds.arrays import describe, is_array, library_type, memory_of, place_of
+from ipygpumem.heap.kinds.arrays import describe, is_array, library_type, memory_of, span_of
 from ipygpumem.heap.kinds.tensors import Reader, TensorMemory, each
 from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.knowledge.nodes import has_graph
@@ -141,7 +141,7 @@ class TensorList:
                 self._shown.update(self._reader.memory(owner).storages.keys())
                 shown.add(id(owner))
             elif is_array(owner):
-                _, start, end = place_of(owner)
+                _, start, end = span_of(owner)
                 by_address[start] = end - start, id(owner)
         if by_address:
             shown |= self._match_storages(by_address)

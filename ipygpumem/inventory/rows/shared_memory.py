@@ -123,8 +123,8 @@ def _places_in_memory(watched: Sequence[WatchedName]) -> list[_ArrayPlace]:
     places = list[_ArrayPlace]()
     for item in watched:
         for is_alive, array in item.arrays:
-            if isinstance(is_alive, WatchedNumpyArray) and is_alive() and is_alive.place:
-                _, start, end = is_alive.place
+            if isinstance(is_alive, WatchedNumpyArray) and is_alive() and is_alive.span:
+                _, start, end = is_alive.span
                 places.append(_ArrayPlace(start, end, array.storage))
     return places
 

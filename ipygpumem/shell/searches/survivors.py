@@ -26,7 +26,7 @@ from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes, row_of
 from ipygpumem.inventory.remaining.grown_rows import GrownRow
 from ipygpumem.inventory.remaining.watched_names import (
     WatchedName,
-    places_of_numpy,
+    spans_of_numpy,
     storages_of,
     update_numpy,
 )
@@ -129,7 +129,7 @@ class Survivors:
             remarks: receives a sentence for the report if something could not be recorded.
             names: the notebook's names.
         """
-        arrays = places_of_numpy(self.names_with_arrays)
+        arrays = spans_of_numpy(self.names_with_arrays)
         return Baseline(self._context, remarks, arrays, names)
 
     def roots(self, keepers: Container[str] = ()) -> Roots:
