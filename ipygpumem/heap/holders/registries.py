@@ -119,8 +119,10 @@ class Registries:
             if not is_users_callable(handler):
                 continue  # the library that has set it still needs it
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
-            cut = Cut(Kind.CALL, 0, "", call)
-            root = Root(f"handler of {number.name}", Rank.PLACE, call, cut=cut, is_only_place=True)
+            cut = Cut.of_root(Kind.CALL, call)
+            root = Root(
+                f"handler of {number.name}", Rank.PLACE, advice=call, cut=cut, is_only_place=True
+            )
             self.registered[id(handler)] = root
 
     def _add_tracers(self) -> None:
@@ -134,9 +136,9 @@ class Registries:
             function = getattr(sys, f"get{name}")()
             if not is_users_callable(function):
                 continue
-            cut = Cut(Kind.CALL, 0, "", f"import sys; sys.set{name}(None)")
+            cut = Cut.of_root(Kind.CALL, f"import sys; sys.set{name}(None)")
             text = f"the function of sys.set{name}"
-            self.registered[id(function)] = Root(text, Rank.PLACE, "", cut=cut, is_only_place=True)
+            self.registered[id(function)] = Root(text, Rank.PLACE, cut=cut, is_only_place=True)
 
     def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
         """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
@@ -190,9 +192,9 @@ class Registries:
             text: its name in a report.
             call: the statement that cancels it.
         """
-        cut = Cut(Kind.CALL, 0, "", call)
+        cut = Cut.of_root(Kind.CALL, call)
         self.registered[id(timer)] = Root(
-            text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
+            text, Rank.PLACE, is_removed_as_whole=True, cut=cut, is_only_place=True
         )
 
     def _add_patches(self) -> None:
@@ -209,10 +211,8 @@ class Registries:
         state = loaded_object("bokeh.io.state", "_STATE")
         document = attribute_of(state, "_document")
         if document is not None:
-            cut = Cut(Kind.CALL, 0, "", "import bokeh.io; bokeh.io.curdoc().clear()")
-            root = Root(
-                "bokeh's current document", Rank.PLACE, "", is_removed_as_whole=True, cut=cut
-            )
+            cut = Cut.of_root(Kind.CALL, "import bokeh.io; bokeh.io.curdoc().clear()")
+            root = Root("bokeh's current document", Rank.PLACE, is_removed_as_whole=True, cut=cut)
             self.registered[id(document)] = root
 
 
@@ -335,7 +335,6 @@ class _PyplotFigures:
         return Root(
             f"matplotlib figure {number}",
             Rank.MODULE,
-            "",
             is_removed_as_whole=True,
             cut=cut,
             plural=_FIGURES,
@@ -346,7 +345,7 @@ class _PyplotFigures:
         ``plt.figure(1).axes[0]``.
         """
         code = f"{self._plt}.figure({number})"
-        return Root(f"matplotlib figure {number}", Rank.MODULE, "", code, plural=_FIGURES)
+        return Root(f"matplotlib figure {number}", Rank.MODULE, code=code, plural=_FIGURES)
 
     def registered(self) -> list[Registered]:
         """Return the figures, as the objects of this registry."""

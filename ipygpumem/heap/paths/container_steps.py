@@ -20,7 +20,7 @@ from ipygpumem.heap.kinds.arrays import (
     library_type,
     read_array,
 )
-from ipygpumem.heap.paths.cuts import Cut, DictListing, Kind, split, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, DictListing, Kind, as_one_cut, split
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     index_of,
@@ -423,7 +423,7 @@ def _cut_of_elements(code: str, array_id: int, indices: Sequence[str]) -> Cut | 
             field, _, _ = index.rpartition("[")
             first_indices.setdefault(field, index)
         targets = [_code_of_same(code, field, index) for field, index in first_indices.items()]
-    return with_repeated([Cut(Kind.SLOT, array_id, code, target) for target in targets])
+    return as_one_cut([Cut(Kind.SLOT, array_id, code, target) for target in targets])
 
 
 def _code_of_same(code: str, field: str, index: str) -> str:

@@ -23,7 +23,7 @@ from ipygpumem.heap.kinds.arrays import (
 )
 from ipygpumem.heap.kinds.libraries import library_of
 from ipygpumem.heap.paths.ages import Ages
-from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, as_one_cut
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
@@ -293,7 +293,7 @@ def _append_cell(path: Path, *, array: Any, child: object, way: _WayInside) -> N
     if len(cuts) > _MOST_CELLS:
         cuts.clear()  # the frame is removed instead
     target = cuts[0].target if cuts else ""
-    path.append_removable(" (in a column)", target, with_repeated(cuts))
+    path.append_removable(" (in a column)", target, as_one_cut(cuts))
 
 
 def _append_columns(path: Path, frame: object, way: _WayInside, target: object) -> None:

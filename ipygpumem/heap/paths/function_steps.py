@@ -18,7 +18,7 @@ from types import (
 from typing import Any
 
 from ipygpumem.heap.paths.attributes_to_remove import is_added
-from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, as_one_cut
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     attribute_text,
@@ -157,7 +157,7 @@ def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut |
             return None
         target = f"{code}.__closure__[{position}].cell_contents"
         cuts.append(Cut(Kind.ATTRIBUTE, id(other), code, target))
-    return with_repeated(cuts)
+    return as_one_cut(cuts)
 
 
 def _object_of(cell: CellType) -> object:
@@ -220,7 +220,7 @@ def _append_attribute(path: Path, code: str, function: FunctionType, value: obje
     for name in attribute_names(function, value):
         if kind is Kind.ATTRIBUTE or is_added(function, name, value):
             cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
-    path.append_removable(attribute, f"{code}{attribute}", with_repeated(cuts))
+    path.append_removable(attribute, f"{code}{attribute}", as_one_cut(cuts))
 
 
 def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:

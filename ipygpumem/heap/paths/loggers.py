@@ -111,7 +111,7 @@ def _handlers_or_filters(
     for position, item in enumerate(items):
         step = f".{name}[{position}]"
         cut = Cut(Kind.CALL, id(items), code, _removal(code, name, items, item), position)
-        yield item, Root(f"{text}{step}", Rank.PLACE, "", f"{code}{step}", cut=cut)
+        yield item, Root(f"{text}{step}", Rank.PLACE, code=f"{code}{step}", cut=cut)
 
 
 def _list_of(owner: object, name: str) -> Sequence[object]:
@@ -157,13 +157,12 @@ def _root_of_logger(logger: object, name: str, code: str) -> Root:
     emptied = [name for name in _METHODS if _list_of(logger, name)] or ["handlers"]
     imports, expression = split(code)
     calls = "; ".join(f"{expression}.{list_name}.clear()" for list_name in emptied)
-    cut = Cut(Kind.CALL, 0, "", f"{imports}{calls}")
+    cut = Cut.of_root(Kind.CALL, f"{imports}{calls}")
     # A logger with a name stays in the logging module, too, and leads to all loggers.
     return Root(
         f"the logging module, {name}",
         Rank.PLACE,
-        "",
-        code,
+        code=code,
         cut=cut,
         is_only_place=True,
         is_permanent=True,
