@@ -154,7 +154,7 @@ class AllPlaces:
         """
         root = self._registered.get(id(targets[0]))
         if root is not None and root.is_only_place:
-            return WrittenPlaces([nearest], 0)
+            return WrittenPlaces([nearest], number_unwritten=0)
         chains = self._chains_left_by(nearest, targets)
         holders = [self._holder_with_ways(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
         ways_to_close = self._figures.ways_to_close(targets, nearest, object_id, self._rows)

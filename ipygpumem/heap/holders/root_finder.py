@@ -116,7 +116,7 @@ def _of_state_of_module(module: ModuleType) -> list[Root]:
     name = text_of(module_dict(module).get("__name__"))
     if sys.modules.get(name) is not module:
         return []
-    return [Root.of_module(name, None)]
+    return [Root.of_module(name, key=None)]
 
 
 def _modules() -> list[tuple[str, ModuleType]]:

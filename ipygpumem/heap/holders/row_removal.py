@@ -33,7 +33,7 @@ holder of more is removed as a whole if it has little else.
 """
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
-_NO_WAY = Way(Holder("", NO_REMEDY))
+_NO_WAY = Way(Holder(path="", remedy=NO_REMEDY))
 """Stands for a way without a line."""
 
 
@@ -177,7 +177,8 @@ class RowRemovals:
             or _removal_of_array(held_row)  # results["x"] = array
             or self._removal_of_data_frame(held_row)  # results["df"] = df
             or self._removal_with_holder(held_row)
-            or Removal(None, held_row.objects, held_row.way)  # each array, from each of its places
+            # each array, from each of its places
+            or Removal.of_objects(held_row.objects, held_row.way)
         )
 
     def _removal_with_holder(self, held_row: _RowWithHolder) -> Removal | None:
@@ -252,7 +253,7 @@ class RowRemovals:
         if way_inside.cuts:
             # The report shows the path to the holder, with the line for what is inside.
             shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
-            return Removal(None, held_row.objects, replace(way_inside, holder=shown_holder))
+            return Removal.of_objects(held_row.objects, replace(way_inside, holder=shown_holder))
         is_removed_by_call = cut is not None and cut.kind in _REGISTRATIONS
         if is_removed_by_call and not has_records:  # plt.close(fig)
             return Removal.of(held_row.holder, held_row.objects, way_to_holder)
@@ -293,7 +294,7 @@ class RowRemovals:
         if not statement:
             return _NO_WAY
         remedy = Remedy(statement, cuts=tuple(cuts))
-        return Way(Holder("", remedy), removed_references=frozenset(removed_references))
+        return Way(Holder(path="", remedy=remedy), removed_references=frozenset(removed_references))
 
     # -- objects of libraries ---------------------------------------------------------------------
 
@@ -410,7 +411,7 @@ def _removal_by_advice(
     is_for_all = ends_holder or is_advised
     if not is_for_all or way_to_holder.holder.remedy in (NO_REMEDY, REMOVE):
         return None
-    return Removal(None, held_row.objects, way_to_holder)
+    return Removal.of_objects(held_row.objects, way_to_holder)
 
 
 def _is_of_columns(way: Way) -> bool:

@@ -57,14 +57,14 @@ class References(NamedTuple):
     """Objects to which Python's objects refer: each of these references is part of the reference
     count of the object.
     """
-    of_torch: Sequence[tuple[Owner, Any]]
+    of_torch: Sequence[tuple[Owner, Any]] = ()
     """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph.
     """
-    of_graphs: Sequence[tuple[Owner, Owner]]
+    of_graphs: Sequence[tuple[Owner, Owner]] = ()
     """Owners, each with a node of a graph to which it leads."""
-    waking: Sequence[Any]
+    waking: Sequence[Any] = ()
     """Tasks that a future wakes. The reference counts, but the future does not own the task."""
-    is_complete: bool
+    is_complete: bool = True
     """False if an object array was too long to read."""
 
 

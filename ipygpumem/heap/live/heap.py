@@ -277,7 +277,13 @@ class Heap:
             del references  # an observer counts the references to each object
             self._see_untracked(tracked, untracked, in_dicts, behind_tracked, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
-        self._see_untracked(Batch([]), local, 0, behind_tracked, observer)
+        self._see_untracked(
+            tracked=Batch([]),
+            untracked=local,
+            in_dicts=0,
+            behind_tracked=behind_tracked,
+            observer=observer,
+        )
         if observer is not None:
             observer.is_complete = True
         self._follow(behind_tracked)

@@ -52,7 +52,7 @@ def _append_attribute(path: Path, parent: object, child: object) -> None:
     code = _code_with(path.code, attribute)
     library = library_that_keeps(parent, attribute[1:], child)
     if library:  # model._hf_hook
-        path.advise("", f"let {library} remove it from there")
+        path.advise(words=f"let {library} remove it from there")
         path.append_fixed(attribute, code)
         return
     # Of these cases, the first one that applies counts.

@@ -177,7 +177,7 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
     elif position >= 0:
         entry = _entry_of_key(path.code, child, len(pairs), listing)
     else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
-        entry = _Entry(" (as an attribute)", "", "")
+        entry = _Entry(" (as an attribute)")
     cut = None
     if entry.target:
         cut = Cut(
@@ -200,9 +200,9 @@ class _Entry(NamedTuple):
 
     shown: str
     """The text of the step, such as ``["x"]``."""
-    code: str
+    code: str = ""
     """The expression for the value or key; empty if it cannot be typed."""
-    target: str
+    target: str = ""
     """The expression to delete; empty if there is none."""
 
 
@@ -226,7 +226,7 @@ def _entry_of_value(owner: str, key: object, size: int, listing: DictListing) ->
     # The key is an object, which the code finds again by its identity.
     shown = f" (under a key of type {type_name(key)})"
     if not owner:
-        return _Entry(shown, "", "")
+        return _Entry(shown)
     imports, expression = split(owner)  # ``import m; m.x`` is no expression
     target = f"{imports}{expression}[{_expression_for_key(expression, key, size, listing)}]"
     code = f"{imports}{listing.values_of(expression)}[0]" if size == 1 else target
@@ -238,7 +238,7 @@ def _entry_of_key(owner: str, key: object, size: int, listing: DictListing) -> _
     ``_entry_of_value``.
     """
     if not owner:
-        return _Entry(".keys()", "", "")
+        return _Entry(".keys()")
     imports, expression = split(owner)
     code = _expression_for_key(expression, key, size, listing)
     return _Entry(".keys()", f"{imports}{code}", f"{imports}{expression}[{code}]")

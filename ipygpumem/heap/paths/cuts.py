@@ -76,8 +76,8 @@ class Protocol:
         keys: for each position, the number by which the owner knows the item.
     """
 
-    removing_all: str
-    removing_some: str
+    removing_all: str = ""
+    removing_some: str = ""
     is_compound: bool = False
     words: str = ""
     container: str = ""
@@ -150,7 +150,8 @@ class Cut:
     That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
     target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
 
-    Most cuts only have the first four attributes, the reference itself. The further ones are in groups:
+    Most cuts only have the first four attributes, the reference itself. The further ones are in
+    groups:
 
     - ``position`` to ``protocol`` tell where it is among the references of a container, so that one
       statement can remove several.

@@ -60,7 +60,7 @@ def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
     inside = steps[: number + 1]
     way = _WayInside.of(inside)
     if way is None:  # such as a cached column: the frame is removed
-        path.append_removable("", "", None)
+        path.append_removable("")
     elif way.block is None:  # frame.index
         _append_index(path, frame)
     elif elements(inside[-2]) is not None:  # frame.iat[3, 0], from an array of objects
@@ -100,12 +100,12 @@ def _advise_if_columns_are_older(path: Path, frame: object, way: _WayInside, age
     if not path.removal:
         return
     if has_old_labels:
-        path.advise(path.removal, "", _OLDER_COLUMN)
+        path.advise(path.removal, comment=_OLDER_COLUMN)
     elif path.cut is not None and path.cut.owner_id == id(frame):
         older = sorted(set(ages.learn_columns(frame)).intersection(path.cut.columns))
         if older:
             verb = "was" if len(older) == 1 else "were"
-            path.advise(path.removal, "", f"{', '.join(older)} {verb} there before")
+            path.advise(path.removal, comment=f"{', '.join(older)} {verb} there before")
 
 
 def labels_of_columns(frame: object) -> list[str]:
@@ -314,7 +314,7 @@ def _append_columns(path: Path, frame: object, way: _WayInside, target: object) 
         path.append_fixed("")  # all of the frame's data
         return
     if not labels or len(positions) > _MOST_NAMED_COLUMNS:  # the frame is removed
-        path.append_removable("", "", None)
+        path.append_removable("")
         return
     names = tuple(labels[position] for position in positions)
     shown = f"[{names[0]}]"

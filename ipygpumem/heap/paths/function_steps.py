@@ -51,7 +51,7 @@ def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -
     if kind is functools._lru_cache_wrapper:
         return _append_cache(path, steps, cell_of)
     if kind is MethodType:  # without its object it cannot be called, so the method is removed
-        path.advise(path.removal, "")
+        path.advise(path.removal)
         name = _name_of_function(function.__func__, cell_of)
         path.append_words(f": bound method {name}, its object")
         return 1
@@ -214,7 +214,7 @@ def _append_attribute(path: Path, code: str, function: FunctionType, value: obje
         path.append_fixed(attribute)
         return
     if not code:
-        path.append_removable(attribute, "", None)
+        path.append_removable(attribute)
         return
     cuts = list[Cut]()
     for name in attribute_names(function, value):
@@ -232,6 +232,6 @@ def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
     if names and names != ["__wrapped__"]:
         return 0
     function = (instance_dict(cache) or {}).get("__wrapped__")
-    path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
+    path.advise(path.statement("{}.cache_clear()"), words="call cache_clear() of that function")
     path.append_words(f": lru_cache of function {_name_of_function(function, cell_of)}")
     return 2 if type(child) is dict and len(steps) > 2 else 1

@@ -327,12 +327,14 @@ class PathWriter:
         memory, a started patch, a timer.
         """
         if is_segment(item):
-            path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
+            path.advise(
+                path.statement("{0}.close(); {0}.unlink()"), words="close() and unlink() it"
+            )
         if is_started_patch(item) and path.code:
-            path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
+            path.advise(in_sequence([path.statement("{}.stop()"), path.removal]))
         is_timer = is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)
         if is_timer and path.code:
-            path.advise(line_that_removes(item, path), "")
+            path.advise(line_that_removes(item, path))
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's

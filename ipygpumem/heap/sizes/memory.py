@@ -112,7 +112,7 @@ class MemoryReader:
         self._excluded += bases_of(array)
         self._exclude_pieces(_keys_of_maps(array))
         _, start, end = span_of(owner)
-        self._spans.claim(start, end, None)
+        self._spans.claim(start, end, owner=None)
 
     def _exclude_tensors(self, tensors: Sequence[Any]) -> None:
         """Do not count the storages of some tensors."""
@@ -126,7 +126,7 @@ class MemoryReader:
     def _exclude_pieces(self, keys: Iterable[PieceKey]) -> None:
         """Do not count the pieces with these keys: add them to the graph without bytes."""
         for key in keys:
-            self._graph.pieces.setdefault(key, MemoryPiece(key, 0))
+            self._graph.pieces.setdefault(key, MemoryPiece(key, size_bytes=0))
 
     def measure(
         self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
@@ -301,13 +301,14 @@ class MemoryReader:
             note = piece.note
             if piece.address and size >= _COMPARED_BYTES:
                 in_ram = self._files.in_ram(piece.address, size)
-                if in_ram is not None:
+                if in_ram is not None:  # a mapped file, of which only these pages count
                     size, note = in_ram
             if note:
                 graph.notes[note] = None
             if piece.key[0] != "torch":
                 graph.add_bytes(piece.key, {piece.device: size})
                 continue
+            # A storage has a C++ object, too, and malloc rounds its size.
             size_and_device = size, piece.device
             if size_and_device not in bytes_of_storages:
                 bytes_of_storages[size_and_device] = of_storages([size], [piece.device])

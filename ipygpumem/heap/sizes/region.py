@@ -204,10 +204,19 @@ class Region:
         return sum(map(self.reader.types.own_bytes.of, chunks(self._leaves(keys))))
 
     def _leaves(self, keys: set[NodeKey]) -> list[Any]:
-        """Return the leaves among some nodes, as objects."""
-        without_bytes = keys.difference(self.graph.cpu_bytes)
+        """Return the leaves among some nodes, as objects.
+
+        They are the objects whose bytes the graph does not store: ``leaf_bytes`` measures them.
+        """
+        return self._objects_of(keys.difference(self.graph.cpu_bytes))
+
+    def _objects_of(self, keys: Iterable[NodeKey]) -> list[Any]:
+        """Return the objects of some nodes, without the nodes that are pieces of memory.
+
+        The loops run in C, because two lists may share a million numbers, each of which is a node.
+        """
         object_of: Callable[[NodeKey, object], object] = self.graph.objects.get  # type: ignore[assignment]
-        objects = list(map(object_of, without_bytes, repeat(_NO_OBJECT)))
+        objects = list(map(object_of, keys, repeat(_NO_OBJECT)))
         return list(compress(objects, map(is_not, objects, repeat(_NO_OBJECT))))
 
     def uncounted_by(self, keys: Iterable[NodeKey]) -> set[str]:

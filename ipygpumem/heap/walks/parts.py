@@ -101,7 +101,7 @@ def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
     if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
         examples = islice(kinds.values(), _MOST_TYPES_SHOWN)
         names = ", ".join(map(type_name, examples))
-        yield ObjectPart("items", [names], None, length)
+        yield ObjectPart("items", [names], objects=None, items=length)
         return
     for type_id, example in kinds.items():
         group = of_types({type_id}, items)
@@ -222,7 +222,7 @@ def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
     if type(variables) is not dict:
         return
     for name, variable in variables.items():
-        yield ObjectPart("variables", [_column_label(0, name)], [variable])
+        yield ObjectPart("variables", [_column_label(position=0, label=name)], [variable])
 
 
 _FUNCTIONS_OF_CLASSES: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
