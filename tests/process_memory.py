@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ipygpumem.heap.sizes.sizes import Size
+from ipygpumem.heap.sizes.sizes import MeasuredSize
 from ipygpumem.probes import own_limits
 from ipygpumem.units import MIB
 
@@ -40,7 +40,7 @@ def allow(name: str, more: int) -> int:
 NOTE = "the pages in RAM of a mapped file of 8 MiB"
 
 
-def assert_read(size: Size, *, pages: int) -> None:
+def assert_read(size: MeasuredSize, *, pages: int) -> None:
     """Check that a mapped file of 8 MiB counts some bytes; the kernel maps up to 2 MiB around what
     is read.
     """

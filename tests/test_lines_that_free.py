@@ -118,8 +118,8 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     endless: list[object] = []
     endless += [endless, endless]
     child = object()
-    assert container_steps._places_in_array([child, endless], child, None, 1) == ["[0]"]
-    assert container_steps._places_in_array([[endless], [[child]]], child, None, 1) == []
+    assert container_steps._indices_in_array([child, endless], child, None, 1) == ["[0]"]
+    assert container_steps._indices_in_array([[endless], [[child]]], child, None, 1) == []
 
 
 def row_of(path: str, line: str, size: int, name: str = "", cuts: Sequence[Cut] = ()) -> HeldRow:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.kinds.arrays import described, place_of
+from ipygpumem.heap.kinds.arrays import described, span_of
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.shell.searches.baselines import Baseline
@@ -124,7 +124,7 @@ def test_an_earlier_leak_s_place_is_old_until_it_is_received() -> None:
     keeper = SimpleNamespace(array=numpy.ones(1 << 15))  # no name or container leads to it
     namespace: dict[str, object] = {"box": []}
     context = SimpleNamespace(namespace=namespace, garbage=Garbage())
-    baseline = Baseline(context, [], [place_of(keeper.array)], ())  # type: ignore[arg-type]
+    baseline = Baseline(context, [], [span_of(keeper.array)], ())  # type: ignore[arg-type]
     ((item, described_array),) = described([keeper.array])
     assert baseline.was_there(item, described_array)
     del baseline._received  # as of an end

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.sizes.sizes import Size, Sizes
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes
 from tests import hostile
 from tests.alone import printed
 from tests.process_memory import QUIET, linux
@@ -434,7 +434,7 @@ def test_few_functions_are_called_for_objects_of_a_column() -> None:
     assert calls_for(many)[1] - calls_for(few)[1] < 2.1 * 10_000
 
 
-def calls_for(value: object) -> tuple[Size, int]:
+def calls_for(value: object) -> tuple[MeasuredSize, int]:
     """Return an object's size, and how many Python functions were called."""
     calls = 0
     sizes = Sizes()

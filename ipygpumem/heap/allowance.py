@@ -64,7 +64,7 @@ class Allowance:
 
     def is_spent(self) -> bool:
         """Return True if the time is over, or so little memory is available that a walk would take
-        the last of it.
+        the last of it. It also sets ``reason``.
         """
         if self.reason:
             return True
@@ -72,8 +72,8 @@ class Allowance:
         if now >= self._end:
             self.reason = "time"
         elif self._whole is not None:
-            self._whole.is_spent()
-            self.reason = self._whole.reason
+            if self._whole.is_spent():
+                self.reason = self._whole.reason
         elif now >= self._next_look:
             self._next_look = now + _SECONDS_BETWEEN_LOOKS
             if self._is_memory_short():

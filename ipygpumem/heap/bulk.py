@@ -10,7 +10,16 @@ import gc
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from itertools import compress, count, islice, repeat
 from operator import ne, not_
 from typing import Any, Generic, TypeVar
@@ -70,6 +79,25 @@ def without_types(unwanted: Collection[int], items: Sequence[T]) -> Sequence[T]:
         return items
     is_unwanted = map(unwanted.__contains__, map(id, map(type, items)))
     return list(compress(items, map(not_, is_unwanted)))
+
+
+def with_ids(wanted: Container[int], items: Sequence[T]) -> list[T]:
+    """Return the items whose identities are among ``wanted``; a loop in C."""
+    return list(compress(items, map(wanted.__contains__, map(id, items))))
+
+
+def without_ids(unwanted: Container[int], items: Sequence[T]) -> list[T]:
+    """Return the items whose identities are not among ``unwanted``; a loop in C."""
+    are_unwanted = map(unwanted.__contains__, map(id, items))
+    return list(compress(items, map(not_, are_unwanted)))
+
+
+def not_among(by_key: Mapping[int, T], seen: Set[int]) -> list[T]:
+    """Return the values of a dict whose keys are not in ``seen``; a loop in C."""
+    if seen.isdisjoint(by_key):  # often, and it takes less time than to look at each result
+        return list(by_key.values())
+    are_seen = map(seen.__contains__, by_key)
+    return list(compress(by_key.values(), map(not_, are_seen)))
 
 
 def without_objects(unwanted: Iterable[object], items: Iterable[T]) -> list[T]:
@@ -210,12 +238,12 @@ class AddressFilter:
     def positions(self, row: bytes) -> Iterator[int]:
         """Yield the positions of the wanted addresses in a row of ``identities``."""
         are_similar = self.similar(row)
-        place = are_similar.find(1)
-        while place >= 0:
-            address = row[place * ID_BYTES : (place + 1) * ID_BYTES]
+        position = are_similar.find(1)
+        while position >= 0:
+            address = row[position * ID_BYTES : (position + 1) * ID_BYTES]
             if int.from_bytes(address, sys.byteorder) in self.wanted:
-                yield place
-            place = are_similar.find(1, place + 1)
+                yield position
+            position = are_similar.find(1, position + 1)
 
     def is_in(self, row: bytes) -> bool:
         """Return True if one of the wanted addresses is in a row of ``identities``."""

@@ -22,7 +22,7 @@ from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.kinds.arrays import describe, library_type
 from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
-from ipygpumem.heap.sizes.sizes import MOST_SIZED, Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import MOST_SIZED, MeasuredSize, Sizes, row_of
 from ipygpumem.heap.walks.array_search import ArraySearch, summed
 from ipygpumem.heap.walks.walk import MOST_AT_START, MOST_OBJECTS
 from ipygpumem.introspect import ATOMS, type_name
@@ -282,7 +282,7 @@ class _PlaceSearch:
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
                 self._note_cut(position, allowance)
-                self._add_row_of_memory(position, Size({}, complete=False))
+                self._add_row_of_memory(position, MeasuredSize({}, complete=False))
             return
         for number, position in enumerate(candidates):
             sizes.allowance = self.allowance.share(min(_PARTS_OF_TIME, len(candidates) - number))
@@ -321,7 +321,7 @@ class _PlaceSearch:
             return []  # all that is large are arrays, which have their rows
         return candidates
 
-    def _add_row_of_memory(self, position: int, size: Size) -> None:
+    def _add_row_of_memory(self, position: int, size: MeasuredSize) -> None:
         """Add the row of a place with memory besides arrays, in place of the row of its arrays.
 
         Args:
@@ -333,7 +333,7 @@ class _PlaceSearch:
         own_bytes = self.own_bytes[position]
         is_own = position in self.held_by_frames_alone
         if is_own and not size.complete and size.size_bytes < own_bytes:
-            size = Size({"cpu": own_bytes}, complete=False)
+            size = MeasuredSize({"cpu": own_bytes}, complete=False)
         if not size.device_bytes:
             return
         row_of_arrays = self.rows.get(place.key())

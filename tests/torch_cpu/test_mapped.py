@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipygpumem.heap.sizes.sizes import Size, Sizes
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes
 from ipygpumem.units import MIB
 from tests.process_memory import assert_read, linux
 
 pytestmark = linux
 
 
-def measured(value: object) -> Size:
+def measured(value: object) -> MeasuredSize:
     sizes = Sizes()
     size = sizes.measure(value)
     sizes.drop()

@@ -37,7 +37,7 @@ _MOST_HOLDERS = 1000
 """Maximum number of holders of one row for each of which a line is written: a second of work."""
 
 
-class Places(NamedTuple):
+class WrittenPlaces(NamedTuple):
     """All places that hold the objects of a storage or a row."""
 
     ways: list[Way]
@@ -85,7 +85,7 @@ class AllPlaces:
 
     def places_of(
         self, removals: Mapping[StorageKey, Removal], max_visits: int
-    ) -> dict[StorageKey, Places]:
+    ) -> dict[StorageKey, WrittenPlaces]:
         """Return all places that hold the objects of each storage.
 
         Args:
@@ -103,7 +103,7 @@ class AllPlaces:
         all_parts = list(itertools.chain.from_iterable(parts_of.values()))
         if all_parts:
             self._search.search_for_all(all_parts, max_visits)
-        places = dict[StorageKey, Places]()
+        places = dict[StorageKey, WrittenPlaces]()
         for key, removal in removals.items():
             targets = [*removal.targets, *parts_of[key]]
             places[key] = self._places_of(targets, removal.way, self._object_id(key))
@@ -144,7 +144,7 @@ class AllPlaces:
             parts += graph.parts_removed(owner_id, item_id, ids_of_row, stays)
         return list(by_identity(parts).values())
 
-    def _places_of(self, targets: Sequence[object], nearest: Way, object_id: int) -> Places:
+    def _places_of(self, targets: Sequence[object], nearest: Way, object_id: int) -> WrittenPlaces:
         """Return all places that hold the objects that must die.
 
         Args:
@@ -154,13 +154,13 @@ class AllPlaces:
         """
         root = self._registered.get(id(targets[0]))
         if root is not None and root.is_only_place:
-            return Places([nearest], 0)
+            return WrittenPlaces([nearest], number_unwritten=0)
         chains = self._chains_left_by(nearest, targets)
         holders = [self._holder_with_ways(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
         ways_to_close = self._figures.ways_to_close(targets, nearest, object_id, self._rows)
         holders += [HolderWays.of_one(way) for way in ways_to_close]  # plt.close(1)
         ways = _one_way_for_each_line(nearest_first(holders, nearest))
-        return Places(ways, max(0, len(chains) - _MOST_HOLDERS))
+        return WrittenPlaces(ways, max(0, len(chains) - _MOST_HOLDERS))
 
     def _chains_left_by(self, nearest: Way, targets: Sequence[object]) -> list[FoundChain]:
         """Return the chains through the holders of the targets, without holders inside a target,

@@ -158,7 +158,7 @@ class BackwardSearch:
         self.roots_at = {}
         for root, key in self._references_of_roots:
             self.roots_at.setdefault(key, []).append(root)
-        nowhere = Root("", Rank.NOWHERE, "end what keeps it: C++ code or a library")
+        nowhere = Root("", Rank.NOWHERE, advice="end what keeps it: C++ code or a library")
         unheld = sorted(self._unheld, key=lambda key: type_name(self.graph.objects[key]))
         self.ways_from_unheld = self.graph.next_up([(nowhere, key) for key in unheld])
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ipygpumem.heap.holders.all_places import AllPlaces, Places
+from ipygpumem.heap.holders.all_places import AllPlaces, WrittenPlaces
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.open_figures import OpenFigures
@@ -355,7 +355,7 @@ def _is_divisible(key: StorageKey, row: Row, way: Way) -> bool:
     return len(way.cuts) > 1 or len(row.held_storages) == 1
 
 
-def _holder_of_places(places: Places, nearest: Way) -> Holder:
+def _holder_of_places(places: WrittenPlaces, nearest: Way) -> Holder:
     """Return one holder that names all places of some objects.
 
     Args:

@@ -106,7 +106,7 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> FoundKeepers:
                 ):  # the tensor holds it itself, also if ``exp`` has saved its result
                     continue
                 if node is None:
-                    by_storage[key] = GraphKeeper(tensor, GRADIENT, "")
+                    by_storage[key] = GraphKeeper(tensor, GRADIENT, advice="")
                 else:
                     how = f": its autograd graph ({type_name(node)})"
                     by_storage[key] = GraphKeeper(tensor, how, DETACH)

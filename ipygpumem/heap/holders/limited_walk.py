@@ -7,11 +7,9 @@ arrays it leads: ``runs`` to all of them, ``runs[0]`` to one.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Sequence
-from itertools import compress
-from operator import not_
 from typing import NamedTuple
 
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without_types
+from ipygpumem.heap.bulk import by_identity, chunks, not_among, of_types, types_of, without_types
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 
@@ -78,9 +76,7 @@ class LimitedWalk:
         waiting: list[Sequence[object]] = [[item]]
         while waiting and self._visits_left > 0:
             by_key = by_identity(waiting.pop())
-            # In C, because a walk may pass millions of objects: those that are not in reached_ids.
-            is_new = map(not_, map(reached_ids.__contains__, by_key))
-            new_objects = list(compress(by_key.values(), is_new))
+            new_objects = not_among(by_key, reached_ids)
             reached_ids.update(by_key)
             self._visits_left -= len(new_objects)
             if not new_objects:

@@ -75,7 +75,7 @@ class OpenFigures:
                 self.note_removed(item)
             elif self._ages.learn_if_older(item):
                 return ChainInFigure(roots.inside, steps[position:], position)
-        return ChainInFigure(root, steps, 0)
+        return ChainInFigure(root, steps, number_left_out=0)
 
     def ways_to_close(
         self,

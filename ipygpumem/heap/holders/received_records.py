@@ -82,7 +82,7 @@ class ReceivedRecords:
                 return Removal.of(item, targets, way)
             # app.records: code may need the container, so it is emptied, not removed.
             emptied = self._way_that_empties(root, to_item, way)
-            return None if emptied is None else Removal(None, targets, emptied)
+            return None if emptied is None else Removal.of_objects(targets, emptied)
         return None
 
     def are_behind(self, holder: object, row: Row, rows: RowHolders) -> bool:
@@ -122,12 +122,12 @@ class ReceivedRecords:
             cuts = self._writer.cuts_of_items(root, steps, leading)
         statement = statement_of(cuts)
         if not statement:
-            return Way(Holder("", NO_REMEDY))
+            return Way(Holder(path="", remedy=NO_REMEDY))
         for record in records:
             self._removed.add_record(record)
         references = frozenset((id(container), id(item)) for item in leading)
         remedy = Remedy(statement, cuts=tuple(cuts))
-        return Way(Holder("", remedy), removed_references=references)
+        return Way(Holder(path="", remedy=remedy), removed_references=references)
 
     def _records_of(self, row: Row, items: Sequence[object]) -> list[object]:
         """Return the records among items, without objects of the row."""

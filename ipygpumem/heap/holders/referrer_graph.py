@@ -92,8 +92,8 @@ class ReferrerGraph:
             if key not in without:
                 next_up.setdefault(key, (root, None))
         proxies = list[int]()
-        self._extend(next_up, list(next_up), without, proxies)  # around the proxies
-        self._extend(next_up, proxies, without, None)  # through them
+        self._extend(next_up, list(next_up), without, proxies=proxies)  # around the proxies
+        self._extend(next_up, proxies, without, proxies=None)  # through them
         return next_up
 
     def _extend(

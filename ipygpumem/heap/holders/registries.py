@@ -55,7 +55,7 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
         names: the user's names, to write code.
     """
     registry = widgets.WidgetRegistry.of_process(names)
-    figures = _Figures.of_process(names, registry)
+    figures = _PyplotFigures.of_process(names, registry)
     by_registry = list[list[Registered]]()
     for item, root in handlers_and_filters(names):
         by_registry.append([Registered(root, [item])])
@@ -69,7 +69,7 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
 def figures_and_widgets(names: Mapping[str, object]) -> list[object]:
     """Return the open figures and widgets, which need no name; ``names`` are the user's."""
     registry = widgets.WidgetRegistry.of_process(names)
-    figures = _Figures.of_process(names, registry)
+    figures = _PyplotFigures.of_process(names, registry)
     objects = list[object]()
     if figures is not None:
         objects += figures.managers.values()
@@ -119,8 +119,10 @@ class Registries:
             if not is_users_callable(handler):
                 continue  # the library that has set it still needs it
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
-            cut = Cut(Kind.CALL, 0, "", call)
-            root = Root(f"handler of {number.name}", Rank.PLACE, call, cut=cut, is_only_place=True)
+            cut = Cut.of_root(Kind.CALL, call)
+            root = Root(
+                f"handler of {number.name}", Rank.PLACE, advice=call, cut=cut, is_only_place=True
+            )
             self.registered[id(handler)] = root
 
     def _add_tracers(self) -> None:
@@ -134,14 +136,14 @@ class Registries:
             function = getattr(sys, f"get{name}")()
             if not is_users_callable(function):
                 continue
-            cut = Cut(Kind.CALL, 0, "", f"import sys; sys.set{name}(None)")
+            cut = Cut.of_root(Kind.CALL, f"import sys; sys.set{name}(None)")
             text = f"the function of sys.set{name}"
-            self.registered[id(function)] = Root(text, Rank.PLACE, "", cut=cut, is_only_place=True)
+            self.registered[id(function)] = Root(text, Rank.PLACE, cut=cut, is_only_place=True)
 
     def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
         """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
         registry = widgets.WidgetRegistry.of_process(names)
-        figures = _Figures.of_process(names, registry)
+        figures = _PyplotFigures.of_process(names, registry)
         if figures is not None:
             self.namespaces[id(figures.managers)] = figures.root
         if registry is None:
@@ -190,9 +192,9 @@ class Registries:
             text: its name in a report.
             call: the statement that cancels it.
         """
-        cut = Cut(Kind.CALL, 0, "", call)
+        cut = Cut.of_root(Kind.CALL, call)
         self.registered[id(timer)] = Root(
-            text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
+            text, Rank.PLACE, is_removed_as_whole=True, cut=cut, is_only_place=True
         )
 
     def _add_patches(self) -> None:
@@ -209,10 +211,8 @@ class Registries:
         state = loaded_object("bokeh.io.state", "_STATE")
         document = attribute_of(state, "_document")
         if document is not None:
-            cut = Cut(Kind.CALL, 0, "", "import bokeh.io; bokeh.io.curdoc().clear()")
-            root = Root(
-                "bokeh's current document", Rank.PLACE, "", is_removed_as_whole=True, cut=cut
-            )
+            cut = Cut.of_root(Kind.CALL, "import bokeh.io; bokeh.io.curdoc().clear()")
+            root = Root("bokeh's current document", Rank.PLACE, is_removed_as_whole=True, cut=cut)
             self.registered[id(document)] = root
 
 
@@ -220,7 +220,7 @@ _FIGURES = "matplotlib figures"
 """The noun for several figures."""
 
 
-class OpenFigures(NamedTuple):
+class FiguresToClose(NamedTuple):
     """The figures that pyplot keeps open."""
 
     managers: dict[object, object]
@@ -229,12 +229,12 @@ class OpenFigures(NamedTuple):
     """Statement that closes all of them."""
 
 
-def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
+def open_figures(names: Mapping[str, object]) -> FiguresToClose | None:
     """Return the open figures; None without any. ``names`` are the user's, to write code."""
-    figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
+    figures = _PyplotFigures.of_process(names, widgets.WidgetRegistry.of_process(names))
     if figures is None or not figures.managers:
         return None
-    return OpenFigures(figures.managers, figures.closing_all())
+    return FiguresToClose(figures.managers, figures.closing_all())
 
 
 class RootsOfFigure(NamedTuple):
@@ -252,7 +252,7 @@ def roots_of_figures(names: Mapping[str, object]) -> dict[int, RootsOfFigure]:
     """Return the roots of each figure that pyplot keeps open, by its identity. ``names`` are the
     user's, to write code.
     """
-    figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
+    figures = _PyplotFigures.of_process(names, widgets.WidgetRegistry.of_process(names))
     roots = dict[int, RootsOfFigure]()
     if figures is not None:
         for number, manager in list(figures.managers.items()):
@@ -278,7 +278,7 @@ def figure_of(item: object) -> object:
     return item
 
 
-class _Figures:
+class _PyplotFigures:
     """The figures that pyplot keeps open.
 
     Args:
@@ -306,7 +306,7 @@ class _Figures:
     @classmethod
     def of_process(
         cls, names: Mapping[str, object], registry: widgets.WidgetRegistry | None
-    ) -> _Figures | None:
+    ) -> _PyplotFigures | None:
         """Return the open figures; None if pyplot is not loaded."""
         figures: Any = getattr(loaded_object("matplotlib._pylab_helpers", "Gcf"), "figs", None)
         if not is_instance(figures, dict):
@@ -335,7 +335,6 @@ class _Figures:
         return Root(
             f"matplotlib figure {number}",
             Rank.MODULE,
-            "",
             is_removed_as_whole=True,
             cut=cut,
             plural=_FIGURES,
@@ -346,7 +345,7 @@ class _Figures:
         ``plt.figure(1).axes[0]``.
         """
         code = f"{self._plt}.figure({number})"
-        return Root(f"matplotlib figure {number}", Rank.MODULE, "", code, plural=_FIGURES)
+        return Root(f"matplotlib figure {number}", Rank.MODULE, code=code, plural=_FIGURES)
 
     def registered(self) -> list[Registered]:
         """Return the figures, as the objects of this registry."""

@@ -37,6 +37,11 @@ class Removal(NamedTuple):
         is_one_of_them = any(other is item for other in objects)
         return cls(None if is_one_of_them else item, objects, way)
 
+    @classmethod
+    def of_objects(cls, objects: Sequence[object], way: Way) -> Removal:
+        """Return the removal of objects by a way whose line frees them."""
+        return cls(None, objects, way)
+
     @property
     def targets(self) -> list[object]:
         """All objects that must die, the one to remove first."""
@@ -59,7 +64,7 @@ class HolderWays(NamedTuple):
     @classmethod
     def of_one(cls, way: Way) -> HolderWays:
         """Return the holder with one reference to the object, to which a way leads."""
-        return cls(None, [way], [])
+        return cls(item=None, ways=[way], items=[])
 
     def without_ended_ways(self, removed_references: Set[tuple[int, int]]) -> HolderWays:
         """Return the holder without the ways that are ended, because an earlier line removes a

@@ -81,7 +81,7 @@ class RootFinder:
             return [_of_thread(referrer)]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
             # Every task refers to the loop: above it, each would count as a holder of all of them.
-            return [Root(EVENT_LOOP, Rank.PLACE, "let its tasks end, or cancel them")]
+            return [Root(EVENT_LOOP, Rank.PLACE, advice="let its tasks end, or cancel them")]
         return []
 
     def _code_of(self, module: str) -> str:
@@ -106,7 +106,7 @@ class RootFinder:
 def _of_thread(thread: object) -> Root:
     """Return the root of a thread that has not ended: its own running functions refer to it."""
     name = text_of(attribute_of(thread, "_name"))
-    return Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")
+    return Root(f'thread "{name}"', Rank.PLACE, advice="let it end, then join() it")
 
 
 def _of_state_of_module(module: ModuleType) -> list[Root]:
@@ -116,7 +116,7 @@ def _of_state_of_module(module: ModuleType) -> list[Root]:
     name = text_of(module_dict(module).get("__name__"))
     if sys.modules.get(name) is not module:
         return []
-    return [Root.of_module(name, None)]
+    return [Root.of_module(name, key=None)]
 
 
 def _modules() -> list[tuple[str, ModuleType]]:

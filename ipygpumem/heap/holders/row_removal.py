@@ -33,7 +33,7 @@ holder of more is removed as a whole if it has little else.
 """
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
-_NO_WAY = Way(Holder("", NO_REMEDY))
+_NO_WAY = Way(Holder(path="", remedy=NO_REMEDY))
 """Stands for a way without a line."""
 
 
@@ -45,7 +45,7 @@ class ObjectWithWay(NamedTuple):
     """The way to it, with the line."""
 
 
-class _HeldRow(NamedTuple):
+class _RowWithHolder(NamedTuple):
     r"""A row with its holder, the nearest object that has all of its arrays.
 
     An example of the chain from the root to an array::
@@ -110,7 +110,7 @@ class RowRemovals:
             way: the way along this chain.
         """
         root, steps = chain
-        held_row = _HeldRow(
+        held_row = _RowWithHolder(
             row=row,
             objects=row.held_objects(),
             root=root,
@@ -162,7 +162,7 @@ class RowRemovals:
 
     # -- the cases, the first of which counts ------------------------------------------------------
 
-    def _first_removal(self, held_row: _HeldRow) -> Removal:
+    def _first_removal(self, held_row: _RowWithHolder) -> Removal:
         """Return how to remove a whole row: that of the first case in this list which applies.
 
         The order is the rule. An object that users handle as a whole, such as a record or a group
@@ -177,10 +177,11 @@ class RowRemovals:
             or _removal_of_array(held_row)  # results["x"] = array
             or self._removal_of_data_frame(held_row)  # results["df"] = df
             or self._removal_with_holder(held_row)
-            or Removal(None, held_row.objects, held_row.way)  # each array, from each of its places
+            # each array, from each of its places
+            or Removal.of_objects(held_row.objects, held_row.way)
         )
 
-    def _removal_with_holder(self, held_row: _HeldRow) -> Removal | None:
+    def _removal_with_holder(self, held_row: _RowWithHolder) -> Removal | None:
         """Return how to remove the arrays of a row by one line about their holder: the first case
         in this list which applies, or None.
 
@@ -200,11 +201,11 @@ class RowRemovals:
             or self._removal_of_holder(held_row, way_to_holder)  # too many arrays: del runs["x"]
         )
 
-    def _removal_of_record(self, held_row: _HeldRow) -> Removal | None:
+    def _removal_of_record(self, held_row: _RowWithHolder) -> Removal | None:
         """Return how to remove the record that an older object has received, with the row in it."""
         return self._records.removal(held_row.root, held_row.to_holder, held_row.objects)
 
-    def _removal_of_named_object(self, held_row: _HeldRow) -> Removal | None:
+    def _removal_of_named_object(self, held_row: _RowWithHolder) -> Removal | None:
         """Return how to remove the object to which a name of the experiment referred, if it is the
         holder: after ``model = Net(); history.append(model)``, the line is ``del history[3]``.
         """
@@ -213,14 +214,14 @@ class RowRemovals:
         way_to_holder = self._writer.way(held_row.root, held_row.to_holder)
         return Removal.of(held_row.holder, held_row.objects, way_to_holder)
 
-    def _removal_of_library_object(self, held_row: _HeldRow) -> Removal | None:
+    def _removal_of_library_object(self, held_row: _RowWithHolder) -> Removal | None:
         """Return how to remove the object of a library that has nothing but rows' arrays."""
         found = self._library_object(held_row.root, held_row.to_holder, held_row.row)
         if found is None:
             return None
         return Removal.of(found.item, held_row.objects, found.way)
 
-    def _removal_of_data_frame(self, held_row: _HeldRow) -> Removal | None:
+    def _removal_of_data_frame(self, held_row: _RowWithHolder) -> Removal | None:
         """Return how to remove a value of a dict as a whole, if users write no names for the arrays
         inside: after ``results["df"] = df``, the data frame, not its blocks.
         """
@@ -231,7 +232,7 @@ class RowRemovals:
         return Removal.of(item, held_row.objects, way_to_item)
 
     def _removal_from_holder(
-        self, held_row: _HeldRow, way_to_holder: Way, *, is_in_older_cells: bool
+        self, held_row: _RowWithHolder, way_to_holder: Way, *, is_in_older_cells: bool
     ) -> Removal | None:
         """Return how to take the arrays of a row out of their holder by one line, ``del runs[2:]``.
 
@@ -252,13 +253,13 @@ class RowRemovals:
         if way_inside.cuts:
             # The report shows the path to the holder, with the line for what is inside.
             shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
-            return Removal(None, held_row.objects, replace(way_inside, holder=shown_holder))
+            return Removal.of_objects(held_row.objects, replace(way_inside, holder=shown_holder))
         is_removed_by_call = cut is not None and cut.kind in _REGISTRATIONS
         if is_removed_by_call and not has_records:  # plt.close(fig)
             return Removal.of(held_row.holder, held_row.objects, way_to_holder)
         return None
 
-    def _removal_of_holder(self, held_row: _HeldRow, way_to_holder: Way) -> Removal | None:
+    def _removal_of_holder(self, held_row: _RowWithHolder, way_to_holder: Way) -> Removal | None:
         """Return how to remove the whole holder, if it has little else and too many arrays to
         write a line for each.
         """
@@ -293,7 +294,7 @@ class RowRemovals:
         if not statement:
             return _NO_WAY
         remedy = Remedy(statement, cuts=tuple(cuts))
-        return Way(Holder("", remedy), removed_references=frozenset(removed_references))
+        return Way(Holder(path="", remedy=remedy), removed_references=frozenset(removed_references))
 
     # -- objects of libraries ---------------------------------------------------------------------
 
@@ -369,7 +370,7 @@ class RowRemovals:
         return ObjectWithWay(figure, way)
 
 
-def _removal_by_copy(held_row: _HeldRow) -> Removal | None:
+def _removal_by_copy(held_row: _RowWithHolder) -> Removal | None:
     """Return how to remove a row with the fitted estimator that has it, if the line puts a copy in
     the place of the estimator: ``clf = sklearn.base.clone(clf)``. None otherwise.
     """
@@ -382,14 +383,14 @@ def _removal_by_copy(held_row: _HeldRow) -> Removal | None:
     return None
 
 
-def _removal_of_array(held_row: _HeldRow) -> Removal | None:
+def _removal_of_array(held_row: _RowWithHolder) -> Removal | None:
     """Return how to remove the row's only array, which is its own holder; None otherwise."""
     if len(held_row.to_holder) < len(held_row.steps):
         return None
     return Removal.of(held_row.holder, held_row.objects, held_row.way)
 
 
-def _removal_of_closed_root(held_row: _HeldRow, way_to_holder: Way) -> Removal | None:
+def _removal_of_closed_root(held_row: _RowWithHolder, way_to_holder: Way) -> Removal | None:
     """Return how to remove the holder together with its root, such as a figure by
     ``plt.close(1)``; None if the root is not removed as a whole.
     """
@@ -399,7 +400,7 @@ def _removal_of_closed_root(held_row: _HeldRow, way_to_holder: Way) -> Removal |
 
 
 def _removal_by_advice(
-    held_row: _HeldRow, way_to_holder: Way, *, is_in_older_cells: bool
+    held_row: _RowWithHolder, way_to_holder: Way, *, is_in_older_cells: bool
 ) -> Removal | None:
     """Return how to remove a row by the advice for its holder, such as ``load.cache_clear()``, if
     it frees all arrays in the holder; None otherwise.
@@ -410,7 +411,7 @@ def _removal_by_advice(
     is_for_all = ends_holder or is_advised
     if not is_for_all or way_to_holder.holder.remedy in (NO_REMEDY, REMOVE):
         return None
-    return Removal(None, held_row.objects, way_to_holder)
+    return Removal.of_objects(held_row.objects, way_to_holder)
 
 
 def _is_of_columns(way: Way) -> bool:
@@ -418,7 +419,7 @@ def _is_of_columns(way: Way) -> bool:
     return way.cut is not None and way.cut.kind is Kind.COLUMN
 
 
-def _are_in_older_cells(held_row: _HeldRow, way_to_holder: Way) -> bool:
+def _are_in_older_cells(held_row: _RowWithHolder, way_to_holder: Way) -> bool:
     """Return True if a row's objects are in some cells of older columns of a data frame, as after
     ``df.at[3, "image"] = image``. The other cells of the column must stay.
     """

@@ -122,7 +122,7 @@ class WidgetRegistry:
         model = str(self._models[id(outermost)])
         text = f"the registry of widgets, {type_name(outermost)} {model[:8]}"
         code = f'{self._code}["{model}"]'
-        root = Root(text, Rank.PLACE, "", is_removed_as_whole=True)
+        root = Root(text, Rank.PLACE, is_removed_as_whole=True)
         registration = Cut(
             Kind.CALL,
             id(self.by_model),

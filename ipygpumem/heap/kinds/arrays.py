@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import instances_among, of_types, type_names
@@ -345,6 +345,11 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
     return list(map(of_objects.__contains__, map(id, dtypes)))
 
 
+def object_arrays(arrays: Sequence[Any]) -> list[Any]:
+    """Return the NumPy arrays whose elements are objects, or have fields of objects."""
+    return list(compress(arrays, holding_objects(arrays)))
+
+
 def plain_arrays(items: Sequence[object]) -> set[int]:
     """Return the identities of the plain NumPy arrays among objects: without objects and texts, and
     of no subclass. Such an array refers to nothing, or only to the array of which it is a view.
@@ -517,19 +522,19 @@ def _viewed_by(array: Any) -> Any:
     return viewed
 
 
-Span = tuple[int, int, int]
+ArraySpan = tuple[int, int, int]
 """An array's identity, and the addresses where its memory starts and ends."""
 
 
-def place_of(array: Any) -> Span:
+def span_of(array: Any) -> ArraySpan:
     """Return an array's identity, and the start and end of its memory."""
     start = int(read_array("__array_interface__", array)["data"][0])
     return id(array), start, start + int(read_array("nbytes", array))
 
 
-def places_of(arrays: Iterable[Any]) -> set[Span]:
-    """Return the places of the arrays that own the memory of some arrays, as far as it is
+def spans_of(arrays: Iterable[Any]) -> set[ArraySpan]:
+    """Return the addresses of the arrays that own the memory of some arrays, as far as it is
     mapped.
     """
     owners = filter(is_array, map(owner_of, arrays))
-    return {place_of(owner) for owner in owners if not is_on_closed_map(owner)}
+    return {span_of(owner) for owner in owners if not is_on_closed_map(owner)}

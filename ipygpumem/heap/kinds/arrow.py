@@ -28,11 +28,11 @@ _BITS_OF_FORMATS = {
 """Bits for each row in the buffer behind the validity bits, by the start of the format."""
 
 
-class _Array(Structure):
+class _ArrowArray(Structure):
     """The data of a column."""
 
 
-class _Schema(Structure):
+class _ArrowSchema(Structure):
     """The type of a column."""
 
 
@@ -47,22 +47,22 @@ def _last_fields(kind: type[Structure]) -> list[tuple[str, Any]]:
     ]
 
 
-_Array._fields_ = [
+_ArrowArray._fields_ = [
     ("length", c_int64),
     ("null_count", c_int64),
     ("offset", c_int64),
     ("n_buffers", c_int64),
     ("n_children", c_int64),
     ("buffers", POINTER(c_void_p)),
-    *_last_fields(_Array),
+    *_last_fields(_ArrowArray),
 ]
-_Schema._fields_ = [
+_ArrowSchema._fields_ = [
     ("format", c_char_p),
     ("name", c_char_p),
     ("metadata", c_char_p),
     ("flags", c_int64),
     ("n_children", c_int64),
-    *_last_fields(_Schema),
+    *_last_fields(_ArrowSchema),
 ]
 
 
@@ -76,8 +76,8 @@ def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
     Raises:
         KeyError: the format is not known.
     """
-    array = _Array()
-    schema = _Schema()
+    array = _ArrowArray()
+    schema = _ArrowSchema()
     export(addressof(array), addressof(schema))
     try:
         return list(_inside(array, schema))

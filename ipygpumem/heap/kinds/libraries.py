@@ -26,8 +26,8 @@ from ipygpumem.heap.kinds.arrays import (
     map_bytes,
     object_key,
     owner_of,
-    place_of,
     read_array,
+    span_of,
 )
 from ipygpumem.heap.kinds.arrow import buffers
 from ipygpumem.heap.kinds.mapped import MappedFiles, note_on_pages
@@ -55,7 +55,7 @@ the memory, or with ``"object"`` or ``"memory"`` and the identity of a Python ob
 """
 
 
-class Piece(NamedTuple):
+class MemoryPiece(NamedTuple):
     """Memory to which no Python object refers."""
 
     key: PieceKey
@@ -89,9 +89,9 @@ not say how much, and users slice frames with ``head()``.
 _MAPPED = "a memory map: only its used pages are in RAM"
 
 
-def _piece_of(value: object, size_bytes: int, note: str = "") -> Piece:
+def _piece_of(value: object, size_bytes: int, note: str = "") -> MemoryPiece:
     """Return the memory that only one object shows, whose identity is the key."""
-    return Piece(object_key(value), size_bytes, note=note)
+    return MemoryPiece(object_key(value), size_bytes, note=note)
 
 
 def native(value: object, kind: str, *attributes: str) -> Any:
@@ -143,7 +143,7 @@ def _arrow_buffer(buffer: Any) -> Iterator[object]:
         buffer = buffer.parent
     if buffer.is_cpu:
         address = buffer.address
-        yield Piece(("arrow", address), buffer.size, address=address)
+        yield MemoryPiece(("arrow", address), buffer.size, address=address)
 
 
 def _arrow_binary(scalar: Any) -> Iterator[object]:
@@ -200,11 +200,11 @@ def _h5py_file(item: Any) -> Iterator[object]:
     driver = file.get_access_plist().get_driver()
     if driver == h5py.h5fd.CORE:  # in memory
         number = h5py.h5o.get_info(item.id).fileno
-        yield Piece(("h5py", number), file.get_filesize())
+        yield MemoryPiece(("h5py", number), file.get_filesize())
 
 
 def _jax_array(array: Any) -> Iterator[object]:
-    """Yield the memory of an array of JAX; with an address if it is in one place."""
+    """Yield the memory of an array of JAX; with an address if all of it is in one block."""
     if array.is_deleted():
         return
     devices = sorted(array.devices(), key=_number_of_device)
@@ -218,7 +218,7 @@ def _jax_array(array: Any) -> Iterator[object]:
     if device != "cpu":
         address = 0
     size = int(array.on_device_size_in_bytes())
-    yield Piece(key, size, device, address)
+    yield MemoryPiece(key, size, device, address)
 
 
 def _number_of_device(device: Any) -> int:
@@ -308,7 +308,7 @@ def texts_of_numpy(dtype: Any) -> Iterator[object]:
     """Yield the memory of the texts that a ``StringDType`` keeps."""
     address, size = structs.memory_of_texts(dtype)
     if size:
-        yield Piece(("texts", address), size)
+        yield MemoryPiece(("texts", address), size)
 
 
 def _pandas_engine(engine: Any) -> Iterator[object]:
@@ -341,8 +341,8 @@ def polars_columns(frame: Any) -> Iterator[tuple[Any, PieceKey]]:
     """Yield the columns of a frame of polars, each with its identity while the frame is alive."""
     inner = native(frame, "PyDataFrame", "_df")
     if inner is not None:
-        for place, column in enumerate(inner.get_columns()):
-            yield column, ("polars", id(inner), place)
+        for position, column in enumerate(inner.get_columns()):
+            yield column, ("polars", id(inner), position)
 
 
 def _polars_series(series: Any) -> Iterable[object]:
@@ -373,10 +373,10 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
             is_small = sum(size for _, size in spans) < _SMALL_COLUMN_BYTES
             note = MAY_BE_SLICE if is_small else ""
             for address, size in spans:
-                yield Piece(("polars", address, size), size, address=address, note=note)
+                yield MemoryPiece(("polars", address, size), size, address=address, note=note)
             return
     identity = key or object_key(column)  # a column without addresses
-    yield Piece(identity, column.estimated_size())
+    yield MemoryPiece(identity, column.estimated_size())
 
 
 def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
@@ -396,7 +396,7 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
         largest_code = codes.max() or 0
         number = largest_code + 1  # the column uses at least as many
     size = number * _CATEGORY_BYTES
-    yield Piece(("polars", *identity), size, note=_BY_CATEGORIES)
+    yield MemoryPiece(("polars", *identity), size, note=_BY_CATEGORIES)
 
 
 def _spans_of_polars(column: Any) -> list[tuple[int, int]]:
@@ -475,7 +475,7 @@ def _sqlite_connection(connection: Any) -> Iterator[object]:
     """Yield the memory of a connection, and a cache that it shares with other ones."""
     for address, size in structs.memory_of_database(connection):
         if address:
-            yield Piece(("sqlite", address), size)
+            yield MemoryPiece(("sqlite", address), size)
         else:
             yield _piece_of(connection, size)
 
@@ -494,7 +494,7 @@ def _torch_storage(storage: Any) -> Iterator[object]:
         address = storage.data_ptr()
     if device != "meta":
         size = storage.nbytes()
-    yield Piece(("torch", storage._cdata), size, device, address)
+    yield MemoryPiece(("torch", storage._cdata), size, device, address)
 
 
 def _xgboost_booster(booster: Any) -> Iterator[object]:
@@ -668,13 +668,13 @@ _SMALLEST_BUFFER_BYTES = 512
 """Smaller plain bytes are constants, or not worth a search."""
 
 
-def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
+def with_memory(items: Sequence[Any]) -> list[tuple[Any, MemoryPiece]]:
     """Return the items with memory that other objects may share, each with a piece of it.
 
     An item with several pieces stands there several times. Views of arrays among the items are left
     out.
     """
-    items_with_pieces = list[tuple[Any, Piece]]()
+    items_with_pieces = list[tuple[Any, MemoryPiece]]()
     for item in of_types(sharing_kinds(), items):
         items_with_pieces += [(item, piece) for piece in pieces_behind(item)]
     if library_type("numpy", "ndarray") is not None:
@@ -685,7 +685,7 @@ def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
     return items_with_pieces
 
 
-def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
+def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, MemoryPiece]]:
     """Yield each NumPy array with its memory, without views of arrays among the items."""
     array_type: Any = library_type("numpy", "ndarray")
     arrays = instances_among(items, array_type)
@@ -696,32 +696,32 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
             continue
         owner = owner_of(array)
         if is_array(owner):
-            _, start, end = place_of(owner)
+            _, start, end = span_of(owner)
         else:
-            _, start, end = place_of(array)
-        yield array, Piece(("numpy", id(owner)), end - start, address=start)
+            _, start, end = span_of(array)
+        yield array, MemoryPiece(("numpy", id(owner)), end - start, address=start)
 
 
-def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
+def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, MemoryPiece]]:
     """Yield the ``bytes`` and ``bytearray`` objects that are not small, with their memory, which an
     object of a library may show.
     """
-    for data, start, end in places_of_buffers(items, _SMALLEST_BUFFER_BYTES):
-        yield data, Piece(object_key(data), end - start, address=start)
+    for data, start, end in spans_of_buffers(items, _SMALLEST_BUFFER_BYTES):
+        yield data, MemoryPiece(object_key(data), end - start, address=start)
 
 
-def places_of_buffers(items: Sequence[Any], smallest: int) -> Iterator[tuple[Any, int, int]]:
+def spans_of_buffers(items: Sequence[Any], smallest: int) -> Iterator[tuple[Any, int, int]]:
     """Yield the ``bytes`` and ``bytearray`` objects of at least ``smallest`` bytes, with the
     addresses where their content starts and ends.
     """
     numpy: Any = sys.modules["numpy"]
     for data in of_types(BUFFERS, items):
         if sys.getsizeof(data) >= smallest:
-            _, start, end = place_of(numpy.frombuffer(data, "u1"))
+            _, start, end = span_of(numpy.frombuffer(data, "u1"))
             yield data, start, end
 
 
-def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
+def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, MemoryPiece]]:
     """Yield each tensor with a piece for each of its storages."""
     base: Any = library_type("torch", "Tensor")
     tensors = instances_among(items, base)
@@ -736,11 +736,11 @@ def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
         for tensor, key, size, device, address in zip(*columns, strict=True):
             if device != "cpu":
                 address = 0
-            yield tensor, Piece(("torch", key), size, device, address)
+            yield tensor, MemoryPiece(("torch", key), size, device, address)
         for tensor in wrappers:
             memory = reader.memory(tensor)
             for key, size in memory.storages.items():
-                yield tensor, Piece(("torch", key), size, memory.device)
+                yield tensor, MemoryPiece(("torch", key), size, memory.device)
 
 
 BUFFERS = {id(bytes), id(bytearray)}
@@ -750,7 +750,7 @@ BUFFERS = {id(bytes), id(bytearray)}
 class LibraryMemory(NamedTuple):
     """The memory behind an object of a library."""
 
-    pieces: list[Piece]
+    pieces: list[MemoryPiece]
     objects: list[object]
     """Python objects that only the library refers to, and that are no memory themselves."""
     is_complete: bool
@@ -771,12 +771,12 @@ def read_behind(item: Any, read: PieceReader) -> LibraryMemory:
         if is_from_signal(error):
             raise
         return LibraryMemory([], [], is_complete=False)
-    pieces = list[Piece]()
+    pieces = list[MemoryPiece]()
     objects = list[object]()
     # A column of polars may have a million lists.
     types_with_memory = _types_with_memory(parts)
     for part in parts:
-        if type(part) is Piece:
+        if type(part) is MemoryPiece:
             pieces.append(part)
             continue
         if id(type(part)) not in types_with_memory:
@@ -792,7 +792,7 @@ def read_behind(item: Any, read: PieceReader) -> LibraryMemory:
 
 def _types_with_memory(items: Sequence[object]) -> set[int]:
     """Return the identities of the items' types for which ``with_memory`` may find memory."""
-    types = types_of(items) - {id(Piece)}
+    types = types_of(items) - {id(MemoryPiece)}
     if not types:
         return types
     bases = (library_type("numpy", "ndarray"), library_type("torch", "Tensor"))
@@ -800,7 +800,7 @@ def _types_with_memory(items: Sequence[object]) -> set[int]:
     return types & (sharing_kinds() | BUFFERS | arrays)
 
 
-def pieces_behind(item: Any) -> list[Piece]:
+def pieces_behind(item: Any) -> list[MemoryPiece]:
     """Return the pieces of memory behind an object; none if no function reads its class."""
     read = reader_for(type(item))
     if read is None:

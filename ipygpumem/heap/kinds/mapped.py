@@ -46,8 +46,8 @@ class MappedFiles:
 
     def contain(self, address: int, size_bytes: int) -> bool:
         """Return True if all bytes from an address on are part of a mapped file."""
-        place = bisect_right(self._starts, address) - 1
-        return place >= 0 and address + size_bytes <= self._ends[self._starts[place]]
+        position = bisect_right(self._starts, address) - 1
+        return position >= 0 and address + size_bytes <= self._ends[self._starts[position]]
 
     def in_ram(self, address: int, size_bytes: int) -> PagesInRam | None:
         """Return the part of some memory that is in RAM; None if it is no mapped file, or if that

@@ -278,11 +278,11 @@ def _deserialized(library: Any, database: int) -> tuple[int, int] | None:
     library.sqlite3_file_control(database, b"main", _NAME_OF_FILE_SYSTEM, ctypes.byref(name))
     if not name.value:
         return None
-    place = _IN_MEMORY.fullmatch(ctypes.string_at(name.value))
+    match = _IN_MEMORY.fullmatch(ctypes.string_at(name.value))
     library.sqlite3_free(name)
-    if place is None:
+    if match is None:
         return None
-    return int(place[1], 16), int(place[2])
+    return int(match[1], 16), int(match[2])
 
 
 # -- NumPy's StringDType ------------------------------------------------------------------------
@@ -353,11 +353,11 @@ def bytes_of_typed_dict(address: int) -> int:
     """
     (pointer,) = _fields(address, 1)
     used, keys = _fields(pointer, 2)
-    places, usable, entries, key_bytes, value_bytes, entry_bytes, index_bytes = _fields(
+    slots, usable, entries, key_bytes, value_bytes, entry_bytes, index_bytes = _fields(
         keys, _FIELDS_OF_KEYS
     )
     number = usable + entries
-    if used > entries or number != places * 2 // 3 or key_bytes + value_bytes > entry_bytes:
+    if used > entries or number != slots * 2 // 3 or key_bytes + value_bytes > entry_bytes:
         raise UnknownLayoutError
     return 8 * _FIELDS_OF_KEYS + index_bytes + number * entry_bytes
 

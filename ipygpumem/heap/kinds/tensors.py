@@ -48,7 +48,7 @@ _SPARSE_PARTS = {
 """Names of the methods that return the component tensors of a sparse tensor, by layout."""
 
 
-class Memory(NamedTuple):
+class TensorMemory(NamedTuple):
     """The storages of one tensor: its own, or those of the tensors inside it."""
 
     storages: dict[int, int]
@@ -185,7 +185,7 @@ class Reader:
             return None
         return int(storage.data_ptr())
 
-    def memory(self, tensor: object, depth: int = 0) -> Memory:
+    def memory(self, tensor: object, depth: int = 0) -> TensorMemory:
         """Return the storages of a tensor of any kind, with those of the tensors inside it.
 
         Args:
@@ -204,7 +204,7 @@ class Reader:
         except Exception as error:  # a broken device, or an unknown layout
             if is_from_signal(error):
                 raise
-            return Memory({}, note=_in_words(error))
+            return TensorMemory({}, note=_in_words(error))
         memories = [self.memory(part, depth + 1) for part in parts]
         if own_memory is not None:
             memories.insert(0, own_memory)
@@ -262,7 +262,7 @@ class Reader:
         """Return False for each storage whose memory another library has allocated."""
         return each(self._storage_type.resizable, storages)
 
-    def own(self, tensor: object) -> Memory | None:
+    def own(self, tensor: object) -> TensorMemory | None:
         """Return the memory of the tensor's own storage; None for a wrapper, and for a tensor in
         another layout: these have their memory in the tensors inside them.
         """
@@ -271,7 +271,7 @@ class Reader:
             device = str(self.base.device.__get__(tensor))
             if device != "meta":
                 return None
-            return Memory({}, "meta")
+            return TensorMemory({}, "meta")
         storage = self._storage(tensor)
         is_on_meta = self.text(storage.device) == "meta"
         is_wrapper = is_foreign and not is_on_meta and not _has_memory(storage)
@@ -279,7 +279,7 @@ class Reader:
             return None
         return self._in_storage(storage, foreign=is_foreign)
 
-    def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
+    def _in_storage(self, storage: Any, *, foreign: bool) -> TensorMemory:
         """Return the memory of a tensor with a storage.
 
         Args:
@@ -290,16 +290,16 @@ class Reader:
         device = self.text(storage.device)
         if device == "meta":
             if foreign:
-                return Memory({}, "meta")
-            return Memory({storage._cdata: 0}, "meta")
+                return TensorMemory({}, "meta")
+            return TensorMemory({storage._cdata: 0}, "meta")
         # torch.compile may not have decided a size yet; comparing it would decide it.
         size = storage.nbytes()
         if type(size) is not int:
-            return Memory({}, device, note="size not known yet")
+            return TensorMemory({}, device, note="size not known yet")
         # ``is_shared`` is always True for a storage on an accelerator.
         is_shared = device == "cpu" and self._is_shared(storage)
         storages = {storage._cdata: size}
-        return Memory(storages, device, is_shared, is_plain=not foreign)
+        return TensorMemory(storages, device, is_shared, is_plain=not foreign)
 
     def parts(self, tensor: object) -> list[object]:
         """Return the component tensors of a tensor; none if they cannot be read."""
@@ -377,7 +377,7 @@ class Reader:
         return list(map(shape_by_size.__getitem__, sizes))
 
 
-def _memory_of_parts(memories: Sequence[Memory]) -> Memory:
+def _memory_of_parts(memories: Sequence[TensorMemory]) -> TensorMemory:
     """Return the memory of all parts of a tensor, with the device and note of the first part that
     has any.
     """
@@ -388,7 +388,7 @@ def _memory_of_parts(memories: Sequence[Memory]) -> Memory:
         device = device or memory.device
         note = note or memory.note
     is_shared = any(memory.shared for memory in memories)
-    return Memory(storages, device, is_shared, note)
+    return TensorMemory(storages, device, is_shared, note)
 
 
 def _has_memory(storage: Any) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from ipygpumem.heap.kinds.arrays import (
-    Span,
+    ArraySpan,
     is_array,
     is_of_library,
     is_on_closed_map,
     owner_of,
-    place_of,
+    span_of,
 )
 from ipygpumem.heap.kinds.tensors import Storages, reader_of
 
@@ -38,13 +38,13 @@ def watch(item: object) -> Callable[[], bool]:
     if is_array(item):
         item = owner_of(item)
         if is_array(item):
-            return WatchedArray(item)
+            return WatchedNumpyArray(item)
         return watch(item)
     reference = weakref.ref(item)
     return lambda: reference() is not None
 
 
-class WatchedArray:
+class WatchedNumpyArray:
     """Checks if the memory of an array is still alive, without keeping it alive.
 
     NumPy refuses to resize an array that has weak references. So the weak reference exists only
@@ -52,20 +52,20 @@ class WatchedArray:
     alive.
     """
 
-    __slots__ = ("_is_alive", "_place", "_reference")  # an experiment may watch a million arrays
+    __slots__ = ("_is_alive", "_reference", "_span")  # an experiment may watch a million arrays
 
     def __init__(self, array: Any) -> None:
         self._reference: weakref.ref[Any] | None = weakref.ref(array)
-        self._place: Span | None = None
+        self._span: ArraySpan | None = None
         self._is_alive = True
 
     @property
-    def place(self) -> Span | None:
-        """The array's place in memory; None if it died before anything asked for this."""
-        if self._place is None and self._reference is not None:
+    def span(self) -> ArraySpan | None:
+        """The array's addresses; None if it died before anything asked for them."""
+        if self._span is None and self._reference is not None:
             array = self._reference()
-            self._place = None if array is None else place_of(array)
-        return self._place
+            self._span = None if array is None else span_of(array)
+        return self._span
 
     def __call__(self) -> bool:
         """Return True if the memory is still alive."""
@@ -74,17 +74,17 @@ class WatchedArray:
         array = self._reference()
         return array is not None and not is_on_closed_map(array)
 
-    def detach(self, places: Container[Span | None]) -> None:
-        """Drop the weak reference before user code runs, if the array is at one of ``places``,
+    def detach(self, spans: Container[ArraySpan | None]) -> None:
+        """Drop the weak reference before user code runs, if the array has one of ``spans``,
         where ``update`` will look for it.
         """
-        if self.place in places:
+        if self.span in spans:
             self._is_alive = self()
             self._reference = None
 
-    def update(self, places: Container[Span | None]) -> None:
-        """Check whether the array is still at one of ``places``; a new array at the same place is
-        mistaken for it.
+    def update(self, spans: Container[ArraySpan | None]) -> None:
+        """Check whether the array is still at one of ``spans``; a new array at the same addresses
+        is mistaken for it.
         """
         if self._reference is None:
-            self._is_alive = self._place in places
+            self._is_alive = self._span in spans

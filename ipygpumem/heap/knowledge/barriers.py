@@ -25,11 +25,18 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
-from operator import contains, not_
+from operator import contains
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.bulk import (
+    by_identity,
+    of_types,
+    one_of_each,
+    types_of,
+    without_ids,
+    without_types,
+)
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.knowledge.frames import frame_of, is_not_of_kernel, running_ids
@@ -194,8 +201,7 @@ def _objects_without(identities: set[int], objects: Sequence[Any]) -> Sequence[A
     """Return the objects without those that have one of the identities."""
     if identities.isdisjoint(map(id, objects)):
         return objects
-    is_unwanted = map(identities.__contains__, map(id, objects))
-    return list(compress(objects, map(not_, is_unwanted)))
+    return without_ids(identities, objects)
 
 
 _LEADING_TO_ALL = (

@@ -231,7 +231,7 @@ class Nodes:
 
     def first(self, tensor: Any, position: int = 0) -> Any:
         """Return the first node of a tensor's graph; None if there is none, or if it must not be
-        read.
+        read: then ``is_full`` becomes True.
 
         Args:
             tensor: any tensor.
@@ -261,7 +261,7 @@ class Nodes:
         first_node = self.first(tensor)
         if first_node is None or id(first_node) in self._lengths:
             return
-        path = [self._enter(first_node, 1)]
+        path = [self._enter(first_node, position=1)]
         try:
             yield first_node
             while path:
@@ -289,14 +289,14 @@ class Nodes:
         self._lengths[id(node)] = 0
         if is_leaf(node):
             waiting = self._nodes_of_gradient(node, position)
-            return _Step(node, waiting, 0, is_expanded=True)
+            return _Step(node, waiting, longest_after=0, is_expanded=True)
         read_before = _ALL_SEARCHES.get(node)
         is_expanded = read_before is not None and read_before.is_expanded
         is_new_and_allowed = not is_expanded and self._may_read(position + 1)
         if len(self._lengths) < self._most and (is_expanded or is_new_and_allowed):
             following = [part for part, _ in node.next_functions if part is not None]
             self._following[id(node)] = following
-            return _Step(node, list(following), 0, is_expanded=True)
+            return _Step(node, list(following), longest_after=0, is_expanded=True)
         self.is_full = True
         if read_before is not None:
             return _Step(node, [], read_before.length - 1, is_expanded)

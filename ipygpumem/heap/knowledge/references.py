@@ -57,14 +57,14 @@ class References(NamedTuple):
     """Objects to which Python's objects refer: each of these references is part of the reference
     count of the object.
     """
-    of_torch: Sequence[tuple[Owner, Any]]
+    of_torch: Sequence[tuple[Owner, Any]] = ()
     """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph.
     """
-    of_graphs: Sequence[tuple[Owner, Owner]]
+    of_graphs: Sequence[tuple[Owner, Owner]] = ()
     """Owners, each with a node of a graph to which it leads."""
-    waking: Sequence[Any]
+    waking: Sequence[Any] = ()
     """Tasks that a future wakes. The reference counts, but the future does not own the task."""
-    is_complete: bool
+    is_complete: bool = True
     """False if an object array was too long to read."""
 
 
@@ -120,7 +120,7 @@ class ReferenceReader:
             of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
         of_python += unreported
-        graphs = _Graphs([], [])
+        graphs = _TorchReferences([], [])
         if not self._tensors.isdisjoint(type_ids):
             self._read_tensors(of_types(self._tensors, objects), graphs)
         waking = [wakeup.__self__ for wakeup in wakeups]
@@ -191,7 +191,7 @@ class ReferenceReader:
         are_rare = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
         return list(compress(keys, are_rare))
 
-    def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
+    def _read_tensors(self, tensors: Sequence[Any], graphs: _TorchReferences) -> None:
         """Add the references of tensors to graphs: to their gradients, to the tensors in their
         graphs, and to the tensors of which they are views.
         """
@@ -239,7 +239,7 @@ def _parts_of_jagged(tensor: Any, viewed: Any) -> list[Any]:
     return [part for part in parts if part is not None]
 
 
-class _Graphs(NamedTuple):
+class _TorchReferences(NamedTuple):
     """The references of torch's C++ code, as in ``References``."""
 
     tensors: list[tuple[Owner, Any]]

@@ -121,17 +121,17 @@ def _generations_by_trial() -> tuple[int, ...]:
     for _ in range(_MOST_ROUNDS):  # another thread may have collected between two steps
         new_object = _TrackedObject()
         try:
-            places = [_generations_with(new_object)]
-            if places == [[0, 1]]:  # a new object is in all generations
+            generations_by_step = [_generations_with(new_object)]
+            if generations_by_step == [[0, 1]]:  # a new object is in all generations
                 return ()
             for generation in (0, 1):
                 gc.collect(generation)
-                places.append(_generations_with(new_object))
+                generations_by_step.append(_generations_with(new_object))
         except TypeError:  # PyPy lists objects without generations
             return ()
-        if places == [[0], [1], []]:
+        if generations_by_step == [[0], [1], []]:
             return 0, 1
-        if places == [[0], [], []]:
+        if generations_by_step == [[0], [], []]:
             return (0,)
     return ()
 

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import copy_context
 from itertools import compress, filterfalse, islice
-from operator import not_
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.errors import GpuMemError
@@ -32,17 +31,19 @@ from ipygpumem.heap.bulk import (
     instances_among,
     of_types,
     subtypes,
+    with_ids,
+    without_ids,
 )
 from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.kinds.arrays import (
-    Span,
+    ArraySpan,
     StorageKey,
     describe,
     described,
     flat_elements,
-    holding_objects,
     library_type,
-    places_of,
+    object_arrays,
+    spans_of,
     storage_key,
 )
 from ipygpumem.heap.kinds.large import LargeObjects
@@ -133,8 +134,8 @@ def take_out(tracked: list[object], identities: Set[int] = frozenset()) -> None:
     """
     asyncio = sys.modules.get("_asyncio")
     row = identities_of_list(tracked)
-    for place in AddressFilter({*identities, id(asyncio)}).positions(row):
-        tracked[place] = None
+    for position in AddressFilter({*identities, id(asyncio)}).positions(row):
+        tracked[position] = None
 
 
 class HeapObserver(Protocol):
@@ -177,8 +178,8 @@ class Heap:
         types: identities of types of which ``of_types`` returns all objects.
 
     Attributes:
-        tracked: the objects that the collector tracks; None in the places of those that must not be
-            touched.
+        tracked: the objects that the collector tracks; None at the positions of those that must not
+            be touched.
         tensors: torch tensors, including those that only another object refers to.
         ndarrays: NumPy arrays.
         modules: torch modules.
@@ -276,7 +277,13 @@ class Heap:
             del references  # an observer counts the references to each object
             self._see_untracked(tracked, untracked, in_dicts, behind_tracked, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
-        self._see_untracked(Batch([]), local, 0, behind_tracked, observer)
+        self._see_untracked(
+            tracked=Batch([]),
+            untracked=local,
+            in_dicts=0,
+            behind_tracked=behind_tracked,
+            observer=observer,
+        )
         if observer is not None:
             observer.is_complete = True
         self._follow(behind_tracked)
@@ -401,11 +408,11 @@ class Heap:
         referrers = self.referrers_of({key: item})
         return bool(referrers[key])
 
-    def places(self) -> set[Span]:
-        """Return the place in memory of each NumPy array; of a view, that of the array whose
-        memory it shows.
+    def spans(self) -> set[ArraySpan]:
+        """Return the addresses of each NumPy array; of a view, those of the array whose memory it
+        shows.
         """
-        return places_of(self.ndarrays)
+        return spans_of(self.ndarrays)
 
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
         """Return the objects with the ``wanted`` identities to which a running function refers, or
@@ -416,8 +423,7 @@ class Heap:
         referred = _with_identities(wanted, self.local)
         referred |= _with_identities(wanted, _in_containers(self.local))
         for part in chunks(self.tracked):
-            is_excluded = map(without.__contains__, map(id, part))
-            referents = gc.get_referents(*compress(part, map(not_, is_excluded)))
+            referents = gc.get_referents(*without_ids(without, part))
             referred |= _with_identities(wanted, referents)
             referred |= _with_identities(wanted, _in_containers(referents))
         return list(referred.values())
@@ -427,7 +433,7 @@ class Heap:
         wanted_elements = dict[int, object]()
         if not wanted:
             return []
-        for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
+        for array in object_arrays(self.ndarrays):
             wanted_elements |= _with_identities(wanted, flat_elements(array) or [])
         return list(wanted_elements.values())
 
@@ -652,17 +658,17 @@ def _in_containers(items: Sequence[object]) -> list[object]:
 def _with_identities(wanted: Collection[int], items: list[Any]) -> dict[int, object]:
     """Return the items whose identities are ``wanted``, by identity."""
     if len(wanted) <= AddressFilter.MOST:
-        places = AddressFilter(wanted).positions(identities_of_list(items))
-        return by_identity(list(map(items.__getitem__, places)))
-    return by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
+        positions = AddressFilter(wanted).positions(identities_of_list(items))
+        return by_identity(list(map(items.__getitem__, positions)))
+    return by_identity(with_ids(wanted, items))
 
 
 def _contents(arrays: Sequence[Any]) -> list[list[object]]:
     """Return the objects in each array of objects, in all fields of a structured array: the
     collector does not look into an array.
     """
-    of_objects = compress(arrays, holding_objects(arrays))
-    return [items for items in map(flat_elements, of_objects) if items is not None]
+    each_elements = map(flat_elements, object_arrays(arrays))
+    return [elements for elements in each_elements if elements is not None]
 
 
 def live_instances(*bases: type) -> list[object]:

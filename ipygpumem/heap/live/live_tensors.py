@@ -51,7 +51,9 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
+    # The graphs are read below: those that the user has freed no longer count for the limit.
     expect_dead_nodes()
+    # ``garbage`` keeps weak references to the tensors: torch would refuse ``module.to()`` for them.
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
     bases = [base] if scripted is None else [base, scripted]

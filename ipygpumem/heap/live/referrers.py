@@ -17,7 +17,7 @@ from operator import eq, not_
 from typing import Any
 
 from ipygpumem.heap.bulk import AddressFilter, by_identity, chunks
-from ipygpumem.heap.kinds.arrays import bases_of, flat_elements, holding_objects
+from ipygpumem.heap.kinds.arrays import bases_of, flat_elements, object_arrays
 from ipygpumem.heap.knowledge.slices import having_slices, is_view, views_among
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import identities_of_list, is_atom
@@ -73,8 +73,8 @@ def _sorted_row(row: bytes) -> number_array[int]:
 
 def _is_any_in_sorted(wanted: list[int], row: number_array[int]) -> bool:
     """Return True if one of some identities is in a sorted row."""
-    places = map(bisect_left, repeat(row), wanted)
-    return any(map(eq, map(row.__getitem__, places), wanted))
+    positions = map(bisect_left, repeat(row), wanted)
+    return any(map(eq, map(row.__getitem__, positions), wanted))
 
 
 class Referrers:
@@ -190,7 +190,7 @@ class Referrers:
         if not atoms:
             return
         listed = set(map(id, self._ndarrays))
-        for array in compress(self._ndarrays, holding_objects(self._ndarrays)):
+        for array in object_arrays(self._ndarrays):
             if not listed.isdisjoint(map(id, bases_of(array))):
                 continue
             for key in atoms.intersection(map(id, flat_elements(array) or ())):

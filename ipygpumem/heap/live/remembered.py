@@ -3,7 +3,7 @@
 An identity alone is not enough: CPython gives the memory of a dead object to the next one of its
 size, which is often of its type, too. Objects that support no weak references, such as lists and
 dicts, are recognised by some of the objects that they lead to. A cell that runs again often gets
-the same places in memory; so small texts and numbers among these objects are kept alive.
+the same addresses; so small texts and numbers among these objects are kept alive.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Remembered:
         """Return the remembered objects among live objects.
 
         Args:
-            by_identity: the live objects, by identity; some may be new ones at the same places.
+            by_identity: the live objects, by identity; some may be new ones at the same addresses.
         """
         items = dict[int, object]()
         for key in self.identities:
@@ -105,10 +105,10 @@ class _Clue(NamedTuple):
     """A part by which an object is recognised, such as a text in a list of records."""
 
     path: tuple[int, ...]
-    """The place among the parts of the object, then the place among the parts of that part, and so
-    on, down to the clue.
+    """The position among the parts of the object, then the position among the parts of that part,
+    and so on, down to the clue.
 
-    The first place changes when the earlier items of a list are removed.
+    The first position changes when the earlier items of a list are removed.
     """
     evidence: object
     """A weak reference to the clue, the clue itself if it is a small text or number, or at least
@@ -116,11 +116,11 @@ class _Clue(NamedTuple):
     """
 
     @classmethod
-    def below(cls, parts: Sequence[object], place: int) -> _Clue:
-        """Return the clue at a place among the parts of an object, or inside of the part there if
-        that is no text, number, or object with weak references.
+    def below(cls, parts: Sequence[object], position: int) -> _Clue:
+        """Return the clue at a position among the parts of an object, or inside of the part there
+        if that is no text, number, or object with weak references.
         """
-        path = [place]
+        path = [position]
         while True:
             part = parts[path[-1]]
             if is_atom(part) and sys.getsizeof(part) <= _MOST_KEPT_BYTES:
@@ -135,21 +135,21 @@ class _Clue(NamedTuple):
 
     def is_below(self, item: object) -> bool:
         """Return True if an object leads to the clue by the path, or by the path with another
-        first place.
+        first position.
         """
         parts = _parts_of(item)
-        place = self.path[0]
-        if place < len(parts) and self._is_below_part(parts[place]):
+        position = self.path[0]
+        if position < len(parts) and self._is_below_part(parts[position]):
             return True
         return any(map(self._is_below_part, parts))
 
     def _is_below_part(self, part: object) -> bool:
-        """Return True if the path after its first place leads from a part to the clue."""
-        for place in self.path[1:]:
+        """Return True if the path after its first position leads from a part to the clue."""
+        for position in self.path[1:]:
             parts = _parts_of(part)
-            if place >= len(parts):
+            if position >= len(parts):
                 return False
-            part = parts[place]
+            part = parts[position]
         if isinstance(self.evidence, Known):
             return self.evidence() is part
         if part is self.evidence:
@@ -171,7 +171,8 @@ def _clues_of(parts: Sequence[object]) -> list[_Clue]:
     middle = (len(parts) + 1) // 2
     first = range(min(middle, _MOST_CANDIDATES))
     last = range(max(middle, len(parts) - _MOST_CANDIDATES), len(parts))
-    return [_Clue.below(parts, _rarest(parts, places)) for places in (first, last) if places]
+    rarest = [_rarest(parts, positions) for positions in (first, last) if positions]
+    return [_Clue.below(parts, position) for position in rarest]
 
 
 def _parts_of(item: object) -> Sequence[object]:
@@ -195,8 +196,8 @@ def _ends_of(items: Sequence[object]) -> Sequence[object]:
     return [*items[:_MOST_PARTS], *items[-_MOST_PARTS:]]
 
 
-def _rarest(parts: Sequence[object], places: Iterable[int]) -> int:
-    """Return the place of the part with the fewest references: many objects refer to None, small
+def _rarest(parts: Sequence[object], positions: Iterable[int]) -> int:
+    """Return the position of the part with the fewest references: many objects refer to None, small
     numbers and short texts.
     """
-    return min(places, key=lambda place: sys.getrefcount(parts[place]))
+    return min(positions, key=lambda position: sys.getrefcount(parts[position]))

@@ -12,8 +12,8 @@ from itertools import compress, filterfalse
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
-from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects, library_type, owner_of
-from ipygpumem.heap.kinds.libraries import Piece, PieceReader, library_of
+from ipygpumem.heap.kinds.arrays import flat_elements, library_type, object_arrays, owner_of
+from ipygpumem.heap.kinds.libraries import MemoryPiece, PieceReader, library_of
 from ipygpumem.heap.kinds.tensors import Reader
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.text_keys import referents_of, text_keys
@@ -26,7 +26,7 @@ class Total(NamedTuple):
 
     objects_bytes: int = 0
     """Memory that the interpreter has allocated for them."""
-    pieces: Sequence[tuple[str, Piece]] = ()
+    pieces: Sequence[tuple[str, MemoryPiece]] = ()
     """Memory that libraries have allocated for them, such as a frame's columns, each with its
     library and once.
     """
@@ -80,7 +80,7 @@ class ObjectCount:
         """Identities of the arrays of objects whose elements are counted."""
         self._read: dict[int, object] = {}
         """Objects behind which memory was read; kept alive, so that no identity is reused."""
-        self._pieces: dict[object, tuple[str, Piece]] = {}
+        self._pieces: dict[object, tuple[str, MemoryPiece]] = {}
 
     def total(self) -> Total:
         """Return the memory of the objects that it has seen."""
@@ -119,7 +119,7 @@ class ObjectCount:
         elements = list[object]()
         if not arrays:
             return elements
-        for array in compress(arrays, holding_objects(arrays)):
+        for array in object_arrays(arrays):
             owner = owner_of(array)
             if id(owner) not in self._array_owners:
                 self._array_owners.add(id(owner))
@@ -209,7 +209,7 @@ class ObjectCount:
                 waiting += parts
                 library = library_of(type(item)) or "other libraries"
                 for part in parts:
-                    if type(part) is Piece:
+                    if type(part) is MemoryPiece:
                         self._pieces.setdefault(part.key, (library, part))
 
 

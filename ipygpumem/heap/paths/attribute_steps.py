@@ -13,7 +13,7 @@ from ipygpumem.heap.paths.attributes_to_remove import (
     kind_of_attribute,
     library_that_keeps,
 )
-from ipygpumem.heap.paths.cuts import Cut, Kind, split, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, as_one_cut, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_names, attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
@@ -52,7 +52,7 @@ def _append_attribute(path: Path, parent: object, child: object) -> None:
     code = _code_with(path.code, attribute)
     library = library_that_keeps(parent, attribute[1:], child)
     if library:  # model._hf_hook
-        path.advise("", f"let {library} remove it from there")
+        path.advise(words=f"let {library} remove it from there")
         path.append_fixed(attribute, code)
         return
     # Of these cases, the first one that applies counts.
@@ -123,7 +123,7 @@ def _append_guarded_attribute(path: Path, parent: object, child: object, name: s
     for attribute in filter(is_name, attribute_names(parent, child)):
         call = f'{imports}object.__setattr__({code}, "{attribute}", None)'
         cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
-    path.append_removable(name, f"{path.code}{name}", with_repeated(cuts))
+    path.append_removable(name, f"{path.code}{name}", as_one_cut(cuts))
     return True
 
 
@@ -158,7 +158,7 @@ def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
             kind = Kind.DELETED_ATTRIBUTE
         if kind is not None:
             cuts.append(Cut(kind, id(owner), code, f"{code}.{name}"))
-    return with_repeated(cuts)
+    return as_one_cut(cuts)
 
 
 def _code_to_read(owner: object, child: object, code: str, name: str) -> str:

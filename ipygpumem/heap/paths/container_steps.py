@@ -20,7 +20,7 @@ from ipygpumem.heap.kinds.arrays import (
     library_type,
     read_array,
 )
-from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, DictListing, Kind, as_one_cut, split
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     index_of,
@@ -53,8 +53,8 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
     elif is_instance(parent, list) or type(parent) is deque:
         _append_list_item(path, parent, child)
     elif is_instance(parent, tuple):
-        place = f"[{position_of(parent, child)}]"
-        path.append_fixed(place, path.code and f"{path.code}{place}")
+        index = f"[{position_of(parent, child)}]"
+        path.append_fixed(index, path.code and f"{path.code}{index}")
     elif is_instance(parent, set) or is_instance(parent, frozenset):
         _append_set_item(path, parent, child)
     elif elements(parent) is not None:
@@ -177,7 +177,7 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
     elif position >= 0:
         entry = _entry_of_key(path.code, child, len(pairs), listing)
     else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
-        entry = _Entry(" (as an attribute)", "", "")
+        entry = _Entry(" (as an attribute)")
     cut = None
     if entry.target:
         cut = Cut(
@@ -200,13 +200,13 @@ class _Entry(NamedTuple):
 
     shown: str
     """The text of the step, such as ``["x"]``."""
-    code: str
+    code: str = ""
     """The expression for the value or key; empty if it cannot be typed."""
-    target: str
+    target: str = ""
     """The expression to delete; empty if there is none."""
 
 
-def _entry_of_value(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+def _entry_of_value(owner: str, key: object, size: int, listing: DictListing) -> _Entry:
     """Return the value under a key of a dict: ``runs["x"]``, or
     ``runs[next(key for key in list(runs) if id(key) == 140...)]`` if the key cannot be typed.
 
@@ -226,25 +226,25 @@ def _entry_of_value(owner: str, key: object, size: int, listing: Listing) -> _En
     # The key is an object, which the code finds again by its identity.
     shown = f" (under a key of type {type_name(key)})"
     if not owner:
-        return _Entry(shown, "", "")
+        return _Entry(shown)
     imports, expression = split(owner)  # ``import m; m.x`` is no expression
     target = f"{imports}{expression}[{_expression_for_key(expression, key, size, listing)}]"
     code = f"{imports}{listing.values_of(expression)}[0]" if size == 1 else target
     return _Entry(shown, code, target)
 
 
-def _entry_of_key(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+def _entry_of_key(owner: str, key: object, size: int, listing: DictListing) -> _Entry:
     """Return a key of a dict, which is removed with its value; the arguments are those of
     ``_entry_of_value``.
     """
     if not owner:
-        return _Entry(".keys()", "", "")
+        return _Entry(".keys()")
     imports, expression = split(owner)
     code = _expression_for_key(expression, key, size, listing)
     return _Entry(".keys()", f"{imports}{code}", f"{imports}{expression}[{code}]")
 
 
-def _expression_for_key(owner: str, key: object, size: int, listing: Listing) -> str:
+def _expression_for_key(owner: str, key: object, size: int, listing: DictListing) -> str:
     """Return the expression for a key of a dict that cannot be typed,
     ``next(key for key in list(runs) if id(key) == 140...)``; the arguments are those of
     ``_entry_of_value``.
@@ -322,7 +322,7 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
 
 
 def cuts_of_elements(
-    cut: Cut, array: Any, wanted: Container[int], places_in_frame: Sequence[int] | None
+    cut: Cut, array: Any, wanted: Container[int], columns_in_frame: Sequence[int] | None
 ) -> list[Cut]:
     """Return all references from an array of objects to the wanted elements: ``box[3]`` and
     ``box[7]``, or ``frame.iat[3, 0]`` if the array belongs to a data frame.
@@ -331,7 +331,7 @@ def cuts_of_elements(
         cut: the reference to one of them.
         array: the array.
         wanted: the identities of the elements.
-        places_in_frame: the position of each of the array's columns in the data frame to which the
+        columns_in_frame: the position of each of the array's columns in the data frame to which the
             array belongs; empty for a series, None for an array that users know.
     """
     without_repeated = replace(cut, repeated=())
@@ -339,10 +339,10 @@ def cuts_of_elements(
     for field, index, item in _indexed_elements(array):
         if id(item) not in wanted:
             continue
-        place = f"{field}{_code_of_index(index)}"
-        if places_in_frame is not None:
-            place = f".iat{_code_of_index(_index_in_frame(index, places_in_frame))}"
-        cuts.append(without_repeated.of_item(0, item, f"{cut.owner}{place}"))
+        code_of_element = f"{field}{_code_of_index(index)}"
+        if columns_in_frame is not None:
+            code_of_element = f".iat{_code_of_index(_index_in_frame(index, columns_in_frame))}"
+        cuts.append(without_repeated.of_item(0, item, f"{cut.owner}{code_of_element}"))
     return cuts
 
 
@@ -362,24 +362,24 @@ def _indexed_elements(array: Any) -> Iterator[tuple[str, tuple[int, ...], object
             yield text, index, item
 
 
-def _index_in_frame(index: tuple[int, ...], places: Sequence[int]) -> tuple[int, ...]:
+def _index_in_frame(index: tuple[int, ...], columns: Sequence[int]) -> tuple[int, ...]:
     """Return the row and column of a cell in a data frame, ``(3, 1)``, or in a series, ``(3,)``.
 
     Args:
         index: the index of the cell in pandas' array, in which each column of the frame is a row.
-        places: the position in the frame of each of these columns; empty for a series.
+        columns: the position in the frame of each of these columns; empty for a series.
     """
-    if not places:
+    if not columns:
         return index
     column = index[0] if len(index) > 1 else 0
-    return index[-1], places[column]
+    return index[-1], columns[column]
 
 
 def _append_set_item(path: Path, parent: Any, child: object) -> None:
     """Append an element of a set."""
     base: Any = set if is_instance(parent, set) else frozenset
     items = list(base.__iter__(parent))
-    position = next((place for place, item in enumerate(items) if item is child), 0)
+    position = next((number for number, item in enumerate(items) if item is child), 0)
     imports, owner = split(path.code)
     code = f"{imports}list({owner})[{position}]" if owner else ""
     if base is frozenset:
@@ -395,17 +395,17 @@ def _append_array_item(path: Path, parent: Any, child: object) -> None:
     target = ""
     dimensions = len(read_array("shape", parent))
     names = read_array("dtype", parent).names
-    places = _places_in_array(elements(parent) or [], child, names, dimensions)
-    if places and path.code and dimensions > 0:
-        target = f"{path.code}{places[0]}"
-        cut = _cut_of_elements(path.code, id(parent), places)
+    indices = _indices_in_array(elements(parent) or [], child, names, dimensions)
+    if indices and path.code and dimensions > 0:
+        target = f"{path.code}{indices[0]}"
+        cut = _cut_of_elements(path.code, id(parent), indices)
     if _refuses_removal(parent):
         path.append_fixed(" (in an array of objects)", target)
     else:
         path.append_removable(" (in an array of objects)", target, cut)
 
 
-def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | None:
+def _cut_of_elements(code: str, array_id: int, indices: Sequence[str]) -> Cut | None:
     """Return the reference of an array to an object that one or more of its elements are: that of
     the first element, with the remaining ones as its ``repeated``.
 
@@ -414,30 +414,30 @@ def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | N
     Args:
         code: the code of the array.
         array_id: its identity.
-        places: the index of each element with the object.
+        indices: the index of each element with the object.
     """
-    targets = [f"{code}{place}" for place in places]
-    if len(places) > _MOST_ELEMENTS:
-        first_places = dict[str, str]()
-        for place in places:
-            field, _, _ = place.rpartition("[")
-            first_places.setdefault(field, place)
-        targets = [_code_of_same(code, field, place) for field, place in first_places.items()]
-    return with_repeated([Cut(Kind.SLOT, array_id, code, target) for target in targets])
+    targets = [f"{code}{index}" for index in indices]
+    if len(indices) > _MOST_ELEMENTS:
+        first_indices = dict[str, str]()
+        for index in indices:
+            field, _, _ = index.rpartition("[")
+            first_indices.setdefault(field, index)
+        targets = [_code_of_same(code, field, index) for field, index in first_indices.items()]
+    return as_one_cut([Cut(Kind.SLOT, array_id, code, target) for target in targets])
 
 
-def _code_of_same(code: str, field: str, place: str) -> str:
+def _code_of_same(code: str, field: str, index: str) -> str:
     """Return the code for all elements of an array that are the same object as one of them:
     ``box.flat[[position for position, item in enumerate(box.flat) if item is box[3]]]``.
 
     Args:
         code: the code of the array.
         field: the index of a structured array's field, ``['a']``; else empty.
-        place: the index of the element, with the field.
+        index: the index of the element, with the field.
     """
     imports, array = split(code)
     flat = f"{array}{field}.flat"
-    positions = f"position for position, item in enumerate({flat}) if item is {array}{place}"
+    positions = f"position for position, item in enumerate({flat}) if item is {array}{index}"
     return f"{imports}{flat}[[{positions}]]"
 
 
@@ -445,7 +445,7 @@ _MOST_ELEMENTS = 10
 """Maximum number of elements that a line names one by one."""
 
 
-def _places_in_array(
+def _indices_in_array(
     items: list[Any], child: object, names: Sequence[str] | None, dimensions: int
 ) -> list[str]:
     """Return the index of each element of an array that is an object: ``[3]``, ``[1, 2]``, or with
@@ -459,20 +459,20 @@ def _places_in_array(
         names: the names of the fields of a structured array; None for any other array.
         dimensions: the number of axes.
     """
-    places = list[str]()
+    indices = list[str]()
     # Each list that waits has the index that leads to it: ``(1,)`` for the row 1.
     waiting: list[tuple[tuple[int, ...], Any]] = [((), items)]
     while waiting:
         index, item = waiting.pop()
         if names is None and item is child:
-            places.append(_code_of_index(index))
+            indices.append(_code_of_index(index))
         if names is not None and type(item) is tuple:  # one value for each field
             for name, value in zip(names, item, strict=True):
                 if value is child:
-                    places.append(f"[{literal(name)}]{_code_of_index(index)}")
+                    indices.append(f"[{literal(name)}]{_code_of_index(index)}")
         if len(index) < max(1, dimensions) and type(item) is list:
             waiting += [((*index, position), part) for position, part in enumerate(item)]
-    return places[::-1]  # the last one was found first
+    return indices[::-1]  # the last one was found first
 
 
 def _code_of_index(index: tuple[int, ...]) -> str:
@@ -480,7 +480,7 @@ def _code_of_index(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]"
 
 
-def listing_of(items: object) -> Listing:
+def listing_of(items: object) -> DictListing:
     """Return how code lists the keys of a dict in the order in which ``dict.items`` has them, from
     which positions come.
 
@@ -490,5 +490,5 @@ def listing_of(items: object) -> Listing:
     """
     for kind in mro_of(type(items)):
         if "__iter__" in class_dict(kind):
-            return Listing.PLAIN if kind is dict else Listing.OF_DICT
-    return Listing.PLAIN
+            return DictListing.PLAIN if kind is dict else DictListing.OF_DICT
+    return DictListing.PLAIN

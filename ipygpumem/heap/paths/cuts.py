@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 
 from ipygpumem.introspect import type_name
@@ -33,7 +33,7 @@ class Kind(Enum):
     QUEUED = "an item that calls of the container's owner remove, such as that of a queue"
 
 
-class Listing(Enum):
+class DictListing(Enum):
     """The code that lists the keys and values of a dict in the order of its own entries."""
 
     PLAIN = "list(items)"
@@ -42,13 +42,13 @@ class Listing(Enum):
 
     def keys_of(self, code: str) -> str:
         """Return the expression for the list of a dict's keys."""
-        if self is Listing.PLAIN:
+        if self is DictListing.PLAIN:
             return f"list({code})"
         return f"list(dict.keys({code}))"
 
     def values_of(self, code: str) -> str:
         """Return the expression for the list of a dict's values."""
-        if self is Listing.PLAIN:
+        if self is DictListing.PLAIN:
             return f"list({code}.values())"
         return f"list(dict.values({code}))"
 
@@ -76,8 +76,8 @@ class Protocol:
         keys: for each position, the number by which the owner knows the item.
     """
 
-    removing_all: str
-    removing_some: str
+    removing_all: str = ""
+    removing_some: str = ""
     is_compound: bool = False
     words: str = ""
     container: str = ""
@@ -116,7 +116,7 @@ class Protocol:
                 deleting=_deleting(items, positions, cut.ending),
                 number=len(positions),
                 positions=tuple_of(positions),
-                keys=tuple_of([self.keys[place] for place in positions]) if self.keys else "",
+                keys=tuple_of([self.keys[position] for position in positions]) if self.keys else "",
             )
         return statement and imports + statement
 
@@ -150,10 +150,14 @@ class Cut:
     That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
     target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
 
-    Most cuts only have the first four attributes, the reference itself. ``position`` to
-    ``protocol`` tell where it is among the references of a container, so that one statement can
-    remove several. ``ending`` to ``is_replaced`` tell if the line does anything else than deleting
-    it. The last three are identities and findings for the search, which the line does not show.
+    Most cuts only have the first four attributes, the reference itself. The further ones are in
+    groups:
+
+    - ``position`` to ``protocol`` tell where it is among the references of a container, so that one
+      statement can remove several.
+    - ``outer`` and ``repeated`` are further references, on the way to it and of the same owner.
+    - ``ending`` to ``is_replaced`` tell if the line does anything else than deleting it.
+    - The last three are identities and findings for the search, which the line does not show.
 
     Attributes:
         kind: its kind.
@@ -161,9 +165,6 @@ class Cut:
         owner: code of the owner; empty for a variable.
         target: code of the object to which the owner refers, or the call that removes the
             reference.
-        outer: the reference to the owner itself, if that is an item of a container.
-        repeated: the owner's further references to the same object, such as those of its other
-            attributes: the object dies only without all of them.
         position: position among the references of a container.
         size: number of references of the container; 0 if the owner is no container.
         columns: the code of the label of each column.
@@ -172,13 +173,16 @@ class Cut:
         removal_of_all: the statement that removes all references of a registry; empty if there is
             none.
         protocol: the calls by which the owner of a container removes items, if nothing else may.
+        outer: the reference to the owner itself, if that is an item of a container.
+        repeated: the owner's further references to the same object, such as those of its other
+            attributes: the object dies only without all of them.
         ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
         copied_by: the code of a function whose copy of the object takes its place, such as
             ``sklearn.base.clone``; empty if the reference is removed.
-        is_replaced: True for an item of a list that is as long as it was before: it has the place
-            of an older item, and later ones would move up if it were deleted.
+        is_replaced: True for an item of a list that is as long as it was before: it has the
+            position of an older item, and later ones would move up if it were deleted.
         also_removed: further references that a call removes, as the identities of both objects.
         removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
             a call ends the owner, which then refers to nothing.
@@ -191,13 +195,14 @@ class Cut:
     target: str
     position: int = 0
     size: int = 0
-    outer: Cut | None = None
-    repeated: tuple[Cut, ...] = ()
+    _: KW_ONLY
     columns: tuple[str, ...] = ()
-    listing: Listing = Listing.PLAIN
+    listing: DictListing = DictListing.PLAIN
     has_slices: bool = True
     removal_of_all: str = ""
     protocol: Protocol | None = None
+    outer: Cut | None = None
+    repeated: tuple[Cut, ...] = ()
     ending: str = ""
     is_detached: bool = False
     copied_by: str = ""
@@ -210,6 +215,18 @@ class Cut:
         """Return a hash of few attributes: a set of a million references takes half the time."""
         return hash((self.owner_id, self.position, self.target))
 
+    @classmethod
+    def of_root(cls, kind: Kind, target: str, owner_id: int = 0) -> Cut:
+        """Return the reference of a root to its object, for which no code names an owner.
+
+        Args:
+            kind: the kind of the reference.
+            target: the code of the object, such as the name of a variable, or the call that removes
+                the reference.
+            owner_id: identity of the owner; 0 if no search has to recognise it.
+        """
+        return cls(kind, owner_id, "", target)
+
     def of_item(self, position: int, item: object, target: str = "") -> Cut:
         """Return the reference to another item of the same container.
 
@@ -220,14 +237,14 @@ class Cut:
             item: the item.
             target: the code of the item; empty if it is not needed.
         """
-        # A copy of this object's attributes, without the checks of the class.
+        # A frozen dataclass refuses to set attributes: its copy gets them by its dict, unchecked.
         cut = object.__new__(Cut)
         attributes = vars(self) | {"position": position, "target": target, "removed_id": id(item)}
         vars(cut).update(attributes)
         return cut
 
     def of_same_field(
-        self, position: int, item: object, part: object, place: int, size: int
+        self, position: int, item: object, part: object, position_in_item: int, size: int
     ) -> Cut:
         """Return the same reference of another item of a list: if this is that of
         ``runs[0]["model"]`` to a model, that of ``runs[7]["model"]`` to another one.
@@ -237,9 +254,9 @@ class Cut:
 
         Args:
             position: the position of the item in the list.
-            item: the item, which has the reference in the same place.
+            item: the item, which has the same reference.
             part: the object to which it refers.
-            place: the position of the reference in the item.
+            position_in_item: the position of the reference in the item.
             size: the number of references of the item, if it is a container.
         """
         assert self.outer is not None
@@ -247,7 +264,7 @@ class Cut:
         vars(outer)["target"] = self.outer.target
         cut = object.__new__(Cut)
         changed = {"outer": outer, "owner_id": id(item), "removed_id": id(part)}
-        vars(cut).update(vars(self) | changed | {"position": place, "size": size})
+        vars(cut).update(vars(self) | changed | {"position": position_in_item, "size": size})
         return cut
 
     @property
@@ -266,7 +283,7 @@ class Cut:
         does_more_than_delete = self.repeated or self.ending or self.copied_by
         if does_more_than_delete or name == self.target:
             return ""
-        if self.kind is Kind.KEY and self.listing is Listing.PLAIN:
+        if self.kind is Kind.KEY and self.listing is DictListing.PLAIN:
             return f"{self.owner}.pop({name[1:-1]}, None)"
         if self.kind in (Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE):
             return f'vars({self.owner}).pop("{name[1:]}", None)'
@@ -302,19 +319,20 @@ class Cut:
             return f"{imports}{code} = {code}.detach()"
         if self.kind is Kind.CLOSED:  # a widget: ``Widget.close_all()`` needs no identifier
             return self.removal_of_all if self.size == 1 else f"{imports}{code}.{self.ending}"
-        if self.ending:
-            imports += f"{code}.{self.ending}; "
+        before = imports
+        if self.ending:  # task.cancel(); del task
+            before += f"{code}.{self.ending}; "
         match self.kind:
             case Kind.ATTRIBUTE | Kind.SLOT:
-                return f"{imports}{code} = None"
+                return f"{before}{code} = None"
             case Kind.ITEM if self.is_replaced:
-                return f"{imports}{code} = None"
+                return f"{before}{code} = None"
             case Kind.ELEMENT:
-                return f"{imports}{split(self.owner)[1]}.remove({code})"
+                return f"{before}{split(self.owner)[1]}.remove({code})"
             case Kind.CALL:
-                return f"{imports}{code}"
+                return f"{before}{code}"
             case _:
-                return f"{imports}del {code}"
+                return f"{before}del {code}"
 
 
 def statement_with_copy(cuts: Sequence[Cut]) -> str:
@@ -331,8 +349,8 @@ def statement_with_copy(cuts: Sequence[Cut]) -> str:
         targets.append(target)
     import_of_function, function = split(cuts[0].copied_by)
     imports[import_of_function] = None
-    places = " = ".join(targets)
-    return f"{''.join(imports)}{places} = {function}({targets[0]})"
+    assigned = " = ".join(targets)
+    return f"{''.join(imports)}{assigned} = {function}({targets[0]})"
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:
@@ -352,7 +370,7 @@ def condition_of(item: object, items: Sequence[object], variable: str) -> str:
     return f"id({variable}) == {id(item)}"
 
 
-def with_repeated(cuts: Sequence[Cut]) -> Cut | None:
+def as_one_cut(cuts: Sequence[Cut]) -> Cut | None:
     """Return all of an owner's references to one object as one cut: the first, with the remaining
     ones as its ``repeated``. None if there are none.
     """

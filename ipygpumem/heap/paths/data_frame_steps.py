@@ -23,7 +23,7 @@ from ipygpumem.heap.kinds.arrays import (
 )
 from ipygpumem.heap.kinds.libraries import library_of
 from ipygpumem.heap.paths.ages import Ages
-from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, as_one_cut
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
@@ -60,7 +60,7 @@ def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
     inside = steps[: number + 1]
     way = _WayInside.of(inside)
     if way is None:  # such as a cached column: the frame is removed
-        path.append_removable("", "", None)
+        path.append_removable("")
     elif way.block is None:  # frame.index
         _append_index(path, frame)
     elif elements(inside[-2]) is not None:  # frame.iat[3, 0], from an array of objects
@@ -100,12 +100,12 @@ def _advise_if_columns_are_older(path: Path, frame: object, way: _WayInside, age
     if not path.removal:
         return
     if has_old_labels:
-        path.advise(path.removal, "", _OLDER_COLUMN)
+        path.advise(path.removal, comment=_OLDER_COLUMN)
     elif path.cut is not None and path.cut.owner_id == id(frame):
         older = sorted(set(ages.learn_columns(frame)).intersection(path.cut.columns))
         if older:
             verb = "was" if len(older) == 1 else "were"
-            path.advise(path.removal, "", f"{', '.join(older)} {verb} there before")
+            path.advise(path.removal, comment=f"{', '.join(older)} {verb} there before")
 
 
 def labels_of_columns(frame: object) -> list[str]:
@@ -127,7 +127,7 @@ def arrays_of_cells(frame: object) -> list[Any]:
     return [block.values for block in blocks if has_objects(block.values)]
 
 
-def places_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
+def columns_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
     """Return the position in the data frame of each column that an array has.
 
     There are none for the array of a series. The result is None for an array of no frame.
@@ -283,17 +283,17 @@ def _append_cell(path: Path, *, array: Any, child: object, way: _WayInside) -> N
     if read_array("ndim", array) == 1:
         rows = [rows]  # an array of one column
     cuts = list[Cut]()
-    for place, cells in zip(list(way.block.mgr_locs), rows, strict=False):
-        for position, cell in enumerate(cells):
+    for column, cells in zip(list(way.block.mgr_locs), rows, strict=False):
+        for row, cell in enumerate(cells):
             if cell is child and path.code:
-                where = f"{position}, {place}"
+                where = f"{row}, {column}"
                 if way.manager.ndim == 1:
-                    where = f"{position}"
+                    where = f"{row}"
                 cuts.append(Cut(Kind.SLOT, id(array), path.code, f"{path.code}.iat[{where}]"))
     if len(cuts) > _MOST_CELLS:
         cuts.clear()  # the frame is removed instead
     target = cuts[0].target if cuts else ""
-    path.append_removable(" (in a column)", target, with_repeated(cuts))
+    path.append_removable(" (in a column)", target, as_one_cut(cuts))
 
 
 def _append_columns(path: Path, frame: object, way: _WayInside, target: object) -> None:
@@ -306,22 +306,24 @@ def _append_columns(path: Path, frame: object, way: _WayInside, target: object) 
         way: the way to the array.
         target: the array, or the object at the end of the chain.
     """
-    places = sorted(place for block in _blocks_with(way, target) for place in block.mgr_locs)
+    positions = sorted(
+        position for block in _blocks_with(way, target) for position in block.mgr_locs
+    )
     labels = _code_of_labels(way.manager.items)
-    if len(places) == len(way.manager.items):
+    if len(positions) == len(way.manager.items):
         path.append_fixed("")  # all of the frame's data
         return
-    if not labels or len(places) > _MOST_NAMED_COLUMNS:  # the frame is removed
-        path.append_removable("", "", None)
+    if not labels or len(positions) > _MOST_NAMED_COLUMNS:  # the frame is removed
+        path.append_removable("")
         return
-    names = tuple(labels[place] for place in places)
+    names = tuple(labels[position] for position in positions)
     shown = f"[{names[0]}]"
     if len(names) > 1:
         shown = f"[[{', '.join(names)}]]"
     code = path.code and f"{path.code}{shown}"
     cut = None
     if code:
-        cut = Cut(Kind.COLUMN, id(frame), path.code, code, places[0], len(labels), columns=names)
+        cut = Cut(Kind.COLUMN, id(frame), path.code, code, positions[0], len(labels), columns=names)
     path.append_removable(shown, code, cut)
 
 

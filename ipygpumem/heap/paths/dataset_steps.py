@@ -60,7 +60,7 @@ def _append_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -
     owner = steps[0]
     label = _code_of_label(owner, steps[1], steps[2])
     if not label:  # the whole data set is removed
-        path.append_removable(" (in a coordinate)", "", None)
+        path.append_removable(" (in a coordinate)")
         return 2
     removed_from = path.code
     variables: Any = slots(owner).get("_variables")

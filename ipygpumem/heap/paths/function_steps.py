@@ -18,7 +18,7 @@ from types import (
 from typing import Any
 
 from ipygpumem.heap.paths.attributes_to_remove import is_added
-from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, as_one_cut
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     attribute_text,
@@ -51,7 +51,7 @@ def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -
     if kind is functools._lru_cache_wrapper:
         return _append_cache(path, steps, cell_of)
     if kind is MethodType:  # without its object it cannot be called, so the method is removed
-        path.advise(path.removal, "")
+        path.advise(path.removal)
         name = _name_of_function(function.__func__, cell_of)
         path.append_words(f": bound method {name}, its object")
         return 1
@@ -157,7 +157,7 @@ def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut |
             return None
         target = f"{code}.__closure__[{position}].cell_contents"
         cuts.append(Cut(Kind.ATTRIBUTE, id(other), code, target))
-    return with_repeated(cuts)
+    return as_one_cut(cuts)
 
 
 def _object_of(cell: CellType) -> object:
@@ -214,13 +214,13 @@ def _append_attribute(path: Path, code: str, function: FunctionType, value: obje
         path.append_fixed(attribute)
         return
     if not code:
-        path.append_removable(attribute, "", None)
+        path.append_removable(attribute)
         return
     cuts = list[Cut]()
     for name in attribute_names(function, value):
         if kind is Kind.ATTRIBUTE or is_added(function, name, value):
             cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
-    path.append_removable(attribute, f"{code}{attribute}", with_repeated(cuts))
+    path.append_removable(attribute, f"{code}{attribute}", as_one_cut(cuts))
 
 
 def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
@@ -232,6 +232,6 @@ def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
     if names and names != ["__wrapped__"]:
         return 0
     function = (instance_dict(cache) or {}).get("__wrapped__")
-    path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
+    path.advise(path.statement("{}.cache_clear()"), words="call cache_clear() of that function")
     path.append_words(f": lru_cache of function {_name_of_function(function, cell_of)}")
     return 2 if type(child) is dict and len(steps) > 2 else 1

@@ -43,7 +43,7 @@ def lines_that_end_cycles(
     owners = list[tuple[str, object]]()
     for code, item in objects:
         owners += [(code, item), *_items_with_code(code, item)]
-    changes = _Changes({}, {})
+    changes = _RemovingLines({}, {})
     for array in arrays:
         for code, owner in owners:
             if array is owner:
@@ -70,7 +70,7 @@ def _items_with_code(code: str, container: object) -> Iterator[tuple[str, object
                 yield f"{code}[{written_key}]", value
 
 
-class _Changes(NamedTuple):
+class _RemovingLines(NamedTuple):
     """Lines that remove references of objects and arrays, and the references that they remove."""
 
     lines: dict[str, None]

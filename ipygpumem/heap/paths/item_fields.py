@@ -94,14 +94,14 @@ class ItemField:
         have_types = type(item) is self._item_type and type(part) is self._part_type
         if not have_types or self._read(item) is not part:
             return None
-        place, size = 0, 0
+        position_in_item, size = 0, 0
         if self._item_type is dict:
-            places = [place for place, value in enumerate(item.values()) if value is part]
-            if len(places) > 1:  # another key refers to it, too
+            positions = [number for number, value in enumerate(item.values()) if value is part]
+            if len(positions) > 1:  # another key refers to it, too
                 return None
-            place, size = places[0], len(item)
+            position_in_item, size = positions[0], len(item)
         self.number_found += 1
-        return self._cut.of_same_field(position, item, part, place, size)
+        return self._cut.of_same_field(position, item, part, position_in_item, size)
 
     def can_be_popped(self, items: Iterable[Any]) -> bool:
         """Return True if a loop over all items may remove the field from those that have it,

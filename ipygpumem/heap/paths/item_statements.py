@@ -56,7 +56,8 @@ def _replacement_by_none(cut: Cut, positions: Sequence[int]) -> str:
     """Return the statement that sets items of a list to None, ``rows[3:5] = [None] * 2``; empty if
     they are too many or too few for it.
 
-    These items have taken the places of older ones. Deleting them would move the items after them.
+    These items have taken the positions of older ones. Deleting them would move the items after
+    them.
     """
     imports, owner = split(cut.owner)
     spans = _spans(positions)
@@ -74,8 +75,8 @@ def _replacement_by_none(cut: Cut, positions: Sequence[int]) -> str:
         return imports + in_sequence(statements)
     every = _equally_spaced(positions)
     if every is not None:  # rows[0:100:2] = [None] * 50
-        place = f"{every.start}:{every.stop}:{every.step}"
-        return f"{imports}{owner}[{place}] = [None] * {len(every)}"
+        slice_of_all = f"{every.start}:{every.stop}:{every.step}"
+        return f"{imports}{owner}[{slice_of_all}] = [None] * {len(every)}"
     if len(positions) > _MOST_POSITIONS:
         return ""
     listed = ", ".join(map(str, positions))
@@ -214,7 +215,7 @@ class _Elements(NamedTuple):
 
     array: str
     """The code before the indices: ``box``, or ``frame.iat`` for cells."""
-    places: list[tuple[int, ...]]
+    indices: list[tuple[int, ...]]
     """Their indices in ascending order, such as ``(3, 0)``."""
 
     @classmethod
@@ -235,13 +236,13 @@ class _Elements(NamedTuple):
     @property
     def axes(self) -> list[list[int]]:
         """The positions on each axis, in ascending order."""
-        return [sorted(set(axis)) for axis in zip(*self.places, strict=True)]
+        return [sorted(set(axis)) for axis in zip(*self.indices, strict=True)]
 
     @property
     def is_block(self) -> bool:
         """True if they are all elements of one slice, such as ``[3:7, 0:2]``."""
         size_of_slice = math.prod(axis[-1] + 1 - axis[0] for axis in self.axes)
-        return size_of_slice == len(self.places)
+        return size_of_slice == len(self.indices)
 
 
 def emptying_of_elements(cuts: Sequence[Cut]) -> str:
@@ -259,10 +260,10 @@ def emptying_of_elements(cuts: Sequence[Cut]) -> str:
         return f"{imports}{owner}[{', '.join(map(_index_of_span, axes))}] = None"
     if len(axes) == 1:
         return _emptying_of_one_axis(elements.array, axes[0])
-    if len(elements.places) > _MOST_POSITIONS:
+    if len(elements.indices) > _MOST_POSITIONS:
         return ""
-    places = tuple_of(elements.places)
-    return f"[{without_import(elements.array)}.__setitem__(place, None) for place in {places}];"
+    indices = tuple_of(elements.indices)
+    return f"[{without_import(elements.array)}.__setitem__(place, None) for place in {indices}];"
 
 
 def _emptying_of_one_axis(array: str, positions: Sequence[int]) -> str:
@@ -272,8 +273,8 @@ def _emptying_of_one_axis(array: str, positions: Sequence[int]) -> str:
     imports, owner = split(array)
     spans = _spans(positions)
     if len(spans) <= MOST_ITEMS_ONE_BY_ONE:
-        places = [_index_of_span(range(*span)) for span in spans]
-        return imports + in_sequence([f"{owner}[{place}] = None" for place in places])
+        indices = [_index_of_span(range(*span)) for span in spans]
+        return imports + in_sequence([f"{owner}[{index}] = None" for index in indices])
     every = _equally_spaced(positions)
     if every is not None:
         return f"{imports}{owner}[{every.start}:{every.stop}:{every.step}] = None"
@@ -300,9 +301,9 @@ def _emptying_of_cells(cells: _Elements) -> str:
             return f"[{setter}((row, {axes[1][0]}), None) for row in {rows}];"
         columns = f"range({axes[1][0]}, {axes[1][-1] + 1})"
         return f"[{setter}((row, column), None) for row in {rows} for column in {columns}];"
-    if len(cells.places) > _MOST_POSITIONS:
+    if len(cells.indices) > _MOST_POSITIONS:
         return ""
-    listed = cells.places if len(axes) > 1 else axes[0]
+    listed = cells.indices if len(axes) > 1 else axes[0]
     return f"[{setter}(place, None) for place in {tuple_of(listed)}];"
 
 

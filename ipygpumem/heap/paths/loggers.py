@@ -83,10 +83,10 @@ def append_logger_step(path: Path, owner: object, items: Sequence[object], item:
     if name not in _METHODS:
         return 0
     position = position_of(items, item)
-    place = f".{name}[{position}]"
+    step = f".{name}[{position}]"
     call = _removal(path.code, name, items, item)
     path.append_removable(
-        place, f"{path.code}{place}", Cut(Kind.CALL, id(items), path.code, call, position)
+        step, f"{path.code}{step}", Cut(Kind.CALL, id(items), path.code, call, position)
     )
     return 2
 
@@ -109,9 +109,9 @@ def _handlers_or_filters(
     """
     items = _list_of(owner, name)
     for position, item in enumerate(items):
-        place = f".{name}[{position}]"
+        step = f".{name}[{position}]"
         cut = Cut(Kind.CALL, id(items), code, _removal(code, name, items, item), position)
-        yield item, Root(f"{text}{place}", Rank.PLACE, "", f"{code}{place}", cut=cut)
+        yield item, Root(f"{text}{step}", Rank.PLACE, code=f"{code}{step}", cut=cut)
 
 
 def _list_of(owner: object, name: str) -> Sequence[object]:
@@ -157,13 +157,12 @@ def _root_of_logger(logger: object, name: str, code: str) -> Root:
     emptied = [name for name in _METHODS if _list_of(logger, name)] or ["handlers"]
     imports, expression = split(code)
     calls = "; ".join(f"{expression}.{list_name}.clear()" for list_name in emptied)
-    cut = Cut(Kind.CALL, 0, "", f"{imports}{calls}")
+    cut = Cut.of_root(Kind.CALL, f"{imports}{calls}")
     # A logger with a name stays in the logging module, too, and leads to all loggers.
     return Root(
         f"the logging module, {name}",
         Rank.PLACE,
-        "",
-        code,
+        code=code,
         cut=cut,
         is_only_place=True,
         is_permanent=True,

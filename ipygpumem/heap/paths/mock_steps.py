@@ -31,7 +31,7 @@ def append_mock_step(path: Path, steps: Sequence[object]) -> int:
     forgetting_calls = path.statement("{}.reset_mock()")
     taken = _append_inner_mocks(path, steps)
     if taken == len(steps) - 1:  # the chain ends at an inner mock
-        path.advise(forgetting_calls, _RESET)
+        path.advise(forgetting_calls, words=_RESET)
         return taken
     return taken + _append_kept_object(path, steps[taken:], forgetting_calls)
 
@@ -80,7 +80,7 @@ def _append_kept_object(path: Path, steps: Sequence[object], forgetting_calls: s
     mock, child = steps[0], steps[1]
     name = attribute_text(mock, child).removeprefix(".")
     if name in _CALLS:
-        path.advise(forgetting_calls, _RESET)
+        path.advise(forgetting_calls, words=_RESET)
         path.append_fixed(" (arguments of its calls)")
         return 1
     if name == "_mock_return_value":

@@ -158,7 +158,7 @@ class Path:
         self._append(shown, code)
         self.is_fixed = True
 
-    def append_removable(self, shown: str, code: str, cut: Cut | None) -> None:
+    def append_removable(self, shown: str, code: str = "", cut: Cut | None = None) -> None:
         """Append a reference that users can remove.
 
         Args:
@@ -218,7 +218,12 @@ class Path:
         return self.cut.statement
 
     def advise(
-        self, statement: str, words: str, comment: str = "", *, ended_object: object = None
+        self,
+        statement: str = "",
+        *,
+        words: str = "",
+        comment: str = "",
+        ended_object: object = None,
     ) -> None:
         """Record how to free the current target, unless an earlier step has advised a remedy: the
         outermost object that has to be ended counts.

@@ -33,8 +33,8 @@ from ipygpumem.heap.paths.container_steps import (
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
 from ipygpumem.heap.paths.data_frame_steps import (
     append_frame_step,
+    columns_in_frame,
     number_of_steps_to_blocks,
-    places_in_frame,
 )
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
@@ -82,7 +82,7 @@ from ipygpumem.heap.paths.torch_steps import (
     words_for_needed,
     words_for_parameter,
 )
-from ipygpumem.heap.paths.ways import Way
+from ipygpumem.heap.paths.ways import ALL_REFERENCES, Way
 from ipygpumem.introspect import (
     is_instance,
     module_dict,
@@ -327,12 +327,14 @@ class PathWriter:
         memory, a started patch, a timer.
         """
         if is_segment(item):
-            path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
+            path.advise(
+                path.statement("{0}.close(); {0}.unlink()"), words="close() and unlink() it"
+            )
         if is_started_patch(item) and path.code:
-            path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
+            path.advise(in_sequence([path.statement("{}.stop()"), path.removal]))
         is_timer = is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)
         if is_timer and path.code:
-            path.advise(line_that_removes(item, path), "")
+            path.advise(line_that_removes(item, path))
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -437,7 +439,7 @@ class PathWriter:
         self, root: Root, chain: Sequence[object], items: Sequence[object]
     ) -> list[Cut]:
         """Return the references from a container to items, of which there may be very many: those
-        of ``runs[3]`` and ``runs[5]``. None if an item cannot be removed by itself.
+        of ``runs[3]`` and ``runs[5]``. They are empty if an item cannot be removed by itself.
 
         Args:
             root: the root of the chain.
@@ -483,7 +485,7 @@ class PathWriter:
         if way.cut is None or not way.is_direct or way.cut.owner_id != id(chain[-1]):
             return []
         self._removed.objects.update(wanted)
-        return cuts_of_elements(way.cut, chain[-1], wanted, places_in_frame(chain))
+        return cuts_of_elements(way.cut, chain[-1], wanted, columns_in_frame(chain))
 
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]
@@ -587,7 +589,7 @@ def _references_removed_by(
     cut: Cut | None, ended_id: int, steps: Sequence[object]
 ) -> frozenset[tuple[int, int]]:
     """Return the references that a line removes, as the identities of both objects: the owner, and
-    the object to which it refers, or 0 for all objects.
+    the object to which it refers, or ``ALL_REFERENCES``.
 
     Args:
         cut: the only reference that the line removes; None if it removes another one, or several.
@@ -595,7 +597,7 @@ def _references_removed_by(
         steps: the objects on the way.
     """
     if ended_id:
-        return frozenset({(ended_id, 0)})
+        return frozenset({(ended_id, ALL_REFERENCES)})
     if cut is None:
         return frozenset()
     step_ids = list(map(id, steps))

@@ -41,27 +41,26 @@ _LEFT_OUT = "if position not in {positions}"
 
 # The calls of each kind of owner: those that remove all items, then those that remove some items.
 _SIMPLE_QUEUE = Protocol(
-    _TAKING_ALL,
-    "[{0}.put(item) for position, item in enumerate("
+    removing_all=_TAKING_ALL,
+    removing_some="[{0}.put(item) for position, item in enumerate("
     f"[{{0}}.get_nowait() {_EVERY}]) {_LEFT_OUT}];",
 )
 _CLOSING = "close() it when you no longer need what its callbacks refer to"
-_EXIT_STACK = Protocol("{0}.close()", "", words=_CLOSING)
+_EXIT_STACK = Protocol(removing_all="{0}.close()", words=_CLOSING)
 _EVENTS = Protocol(
-    "[{0}.cancel(event) for event in {0}.queue];",
-    "[{0}.cancel(event) for event in {0}.queue if event.sequence in {keys}];",
+    removing_all="[{0}.cancel(event) for event in {0}.queue];",
+    removing_some="[{0}.cancel(event) for event in {0}.queue if event.sequence in {keys}];",
 )
-_HEAP = Protocol("{0}.clear()", f"{{deleting}}; {_HEAPIFYING}")
+_HEAP = Protocol(removing_all="{0}.clear()", removing_some=f"{{deleting}}; {_HEAPIFYING}")
 _CALLS_OF_POOL = Protocol(
-    f"[{{0}}._work_queue.get_nowait().future.cancel() {_EVERY.format('{0}._work_queue')}];",
-    "",
+    removing_all=(
+        f"[{{0}}._work_queue.get_nowait().future.cancel() {_EVERY.format('{0}._work_queue')}];"
+    ),
     words="let the pool's calls end",
 )
-_PROCESS_QUEUE = Protocol("", "", words="take it with the queue's get() in another process")
-_LEARNING_RATES = Protocol("", "", words="delete the learning rate's scheduler")
-_BEHIND_SEMAPHORE = Protocol(
-    "", "", words="let your code take it: a semaphore may count these items"
-)
+_PROCESS_QUEUE = Protocol(words="take it with the queue's get() in another process")
+_LEARNING_RATES = Protocol(words="delete the learning rate's scheduler")
+_BEHIND_SEMAPHORE = Protocol(words="let your code take it: a semaphore may count these items")
 
 
 def append_protocol_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
@@ -142,7 +141,11 @@ def _protocol_of_queue(queue: object, size: int, *, is_heap: bool) -> Protocol:
         edits.append("{0}.unfinished_tasks -= {number}")
     edits.append("{0}.not_full.notify({number})")
     editing = f"with {{0}}.mutex: {'; '.join(edits)}"
-    return Protocol(_TAKING_COUNTED if is_counted else _TAKING_ALL, editing, is_compound=True)
+    return Protocol(
+        removing_all=_TAKING_COUNTED if is_counted else _TAKING_ALL,
+        removing_some=editing,
+        is_compound=True,
+    )
 
 
 def _protocol_of_asyncio_queue(*, is_heap: bool) -> Protocol:
@@ -154,7 +157,7 @@ def _protocol_of_asyncio_queue(*, is_heap: bool) -> Protocol:
         edits.append(_HEAPIFYING)
     edits.append("{0}._unfinished_tasks -= {number}")
     edits.append("[{0}._wakeup_next({0}._putters) for _ in range({number})];")
-    return Protocol(_TAKING_COUNTED, "; ".join(edits))
+    return Protocol(removing_all=_TAKING_COUNTED, removing_some="; ".join(edits))
 
 
 def _protocol_of_users_object(owner: object) -> Protocol | None:
@@ -172,7 +175,7 @@ def _protocol_of_users_object(owner: object) -> Protocol | None:
             condition = f"{{0}}.{text_of(name)}"
             editing = f"with {condition}: {{deleting}}; {condition}.notify_all()"
             emptying = f"with {condition}: {{items}}.clear(); {condition}.notify_all()"
-            return Protocol(emptying, editing, is_compound=True)
+            return Protocol(removing_all=emptying, removing_some=editing, is_compound=True)
     return None
 
 
@@ -225,13 +228,13 @@ def _append_all_items(path: Path, items: Any, name: str, protocol: Protocol) -> 
     code = f"{path.code}{name}"
     size = len(items)
     calls = protocol.of_container(code)
-    cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, protocol=calls)
+    cut = Cut(Kind.QUEUED, id(items), path.code, code, position=0, size=size, protocol=calls)
     emptying = calls.statement(cut, range(size))
     if emptying:
         path.append_removable(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
         return
     path.append_fixed(name, code)
-    path.advise("", protocol.words)
+    path.advise(words=protocol.words)
 
 
 def _append_one_item(
@@ -268,7 +271,7 @@ def _append_one_item(
         path.append_removable(shown, target, cut)
         return
     path.append_fixed(shown, target)
-    path.advise("", protocol.words)
+    path.advise(words=protocol.words)
 
 
 def _append_simple_queue_item(path: Path, steps: Sequence[object]) -> int:
@@ -304,7 +307,7 @@ def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
         imports, pool = split(path.code)
         line = imports + _CALLS_OF_POOL.removing_all.format(pool, ending="")
     # The pool's threads refer to the queue, too.
-    path.advise(line, _CALLS_OF_POOL.words, ended_object=queue)
+    path.advise(line, words=_CALLS_OF_POOL.words, ended_object=queue)
     path.append_fixed("._work_queue (a call that waits)")
     return 1
 

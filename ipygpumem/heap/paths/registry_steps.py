@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipygpumem.heap.kinds.arrays import is_of_library, library_type
-from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, as_one_cut, condition_of, split
 from ipygpumem.heap.paths.figure_steps import append_figure_step
 from ipygpumem.heap.paths.items_and_attributes import position_of
 from ipygpumem.heap.paths.loggers import append_logger_step, is_filterer
@@ -66,7 +66,7 @@ def _append_attribute_of_thread(path: Path, steps: Sequence[object]) -> int:
                 cuts.append(Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target))
         if cuts:
             target = cuts[0].target
-            path.append_removable(target.removeprefix(path.code), target, with_repeated(cuts))
+            path.append_removable(target.removeprefix(path.code), target, as_one_cut(cuts))
             return taken
         if not is_exactly(item, dict):
             return 0
@@ -123,8 +123,8 @@ def _append_callback(
     """
     event = next((text_of(key) for key, value in callbacks.items() if value is functions), "")
     position = position_of(functions, function)
-    place = f'.callbacks["{event}"][{position}]'
-    code = f"{path.code}{place}"
+    step = f'.callbacks["{event}"][{position}]'
+    code = f"{path.code}{step}"
     name = next(
         (name for name, value in list(names.items()) if value is function and is_name(name)), ""
     )
@@ -136,5 +136,5 @@ def _append_callback(
         registered = f'{manager}.callbacks["{event}"][:]'
         call = f'[{manager}.unregister("{event}", item) for item in {registered} if {condition}];'
     cut = Cut(Kind.CALL, id(functions), path.code, f"{imports}{call}")
-    path.append_removable(place, code, cut)
+    path.append_removable(step, code, cut)
     return 3

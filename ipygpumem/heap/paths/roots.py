@@ -9,7 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
@@ -62,7 +62,8 @@ class Root:
     text: str
     """The beginning of the path, such as ``notebook variable runs``."""
     rank: Rank
-    advice: str
+    _: KW_ONLY
+    advice: str = ""
     """The line or words that free its object, if nothing on the path can be removed; may be empty.
     """
     code: str = ""
@@ -105,9 +106,8 @@ class Root:
         return cls(
             f"{NOTEBOOK}{text_of(key)}",
             Rank.VARIABLE,
-            "",
-            code,
-            cut=Cut(Kind.NAME, 0, "", code) if code else None,
+            code=code,
+            cut=Cut.of_root(Kind.NAME, code) if code else None,
             name=text_of(key),
             is_variable=True,
         )
@@ -115,7 +115,7 @@ class Root:
     @classmethod
     def freed_by_command(cls, text: str, rank: Rank) -> Root:
         """Return the root of an object that ``%gpumem free`` frees."""
-        return cls(text, rank, "%gpumem free", is_freed_by_command=True)
+        return cls(text, rank, advice="%gpumem free", is_freed_by_command=True)
 
     @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Root:
@@ -130,9 +130,9 @@ class Root:
         if (module, name) in _LAST_ERROR:
             return LAST_ERROR
         if key is None:
-            return cls(f"module {module}", Rank.MODULE, "", is_of_library=True)
-        place = f"module {module}, global {name}"
-        root = cls(place, Rank.MODULE, "", name=name, module=module)
+            return cls(f"module {module}", Rank.MODULE, is_of_library=True)
+        text = f"module {module}, global {name}"
+        root = cls(text, Rank.MODULE, name=name, module=module)
         if not code or not is_name(name):
             return replace(root, is_of_library=True)
         patch = patch_of(sys.modules.get(module), name)
@@ -150,15 +150,15 @@ class Root:
     def of_context(cls, value: ContextValue) -> Root:
         """Return the root of a context variable."""
         text = f"context variable {value.variable}"
-        cut = Cut(Kind.CALL, 0, "", value.advice) if value.advice else None
-        return cls(text, Rank.PLACE, value.advice, value.code, cut=cut)
+        cut = Cut.of_root(Kind.CALL, value.advice) if value.advice else None
+        return cls(text, Rank.PLACE, advice=value.advice, code=value.code, cut=cut)
 
     @classmethod
     def of_patch(cls, patch: object) -> Root:
         """Return the root of a started patch of ``unittest.mock``."""
-        cut = Cut(Kind.CALL, 0, "", line_that_stops(patch))
+        cut = Cut.of_root(Kind.CALL, line_that_stops(patch))
         text = "a started patch of unittest.mock"
-        return cls(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True)
+        return cls(text, Rank.PLACE, is_removed_as_whole=True, cut=cut, is_only_place=True)
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
@@ -171,10 +171,10 @@ class Root:
         """
         code = frame.f_code
         where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
-        return cls(where, Rank.PLACE, "let the function return", name=name)
+        return cls(where, Rank.PLACE, advice="let the function return", name=name)
 
 
-NO_ROOT = Root("", Rank.NOWHERE, "")
+NO_ROOT = Root("", Rank.NOWHERE)
 """Stands for the root of a path that begins with words."""
 
 

@@ -77,7 +77,7 @@ def _append_suspended(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
     # In Python 3.13, a generator that has not started keeps its arguments when it is closed: it is
     # deleted instead.
     statement = path.statement(ending) if is_started(suspended) else path.removal
-    path.advise(statement, f"close() the {kind} when it is done")
+    path.advise(statement, words=f"close() the {kind} when it is done")
     # Up to Python 3.10, a generator refers to its frame, and the frame to the objects.
     number = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
     name = name_of_code(code_of(suspended), cell_of)
@@ -98,7 +98,7 @@ def _append_task(path: Path, task: object, child: object) -> None:
     if not is_pending(task) and not is_failure:
         path.append_fixed(".result()", path.code and f"{path.code}.result()")
         return
-    path.advise(line_that_removes(task, path), "")
+    path.advise(line_that_removes(task, path))
     path.append_words(": asyncio task")
 
 
@@ -108,7 +108,7 @@ def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
 
     The text is ``: saved traceback, train line 3, local batch``, or ``: exception.args``.
     """
-    path.advise(path.removal, _OR_EXCEPTION, "once you have read it")
+    path.advise(path.removal, words=_OR_EXCEPTION, comment="once you have read it")
     line = 0
     for position, item in enumerate(steps):
         if type(item) is TracebackType:

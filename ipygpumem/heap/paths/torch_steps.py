@@ -92,12 +92,12 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
     is_node_of_users = module_of(child) == "torch.autograd.function"  # a subclass of ``Function``
     is_inside_graph = type_name(parent).endswith("Backward0")
     if is_node_of_users or is_inside_graph:
-        path.advise(_detaching(path), DETACH, f"and {DETACH}")
+        path.advise(_detaching(path), words=DETACH, comment=f"and {DETACH}")
         path.append_words(f": its autograd graph ({type_name(child)})")
         return 1
     hooks_of_tensor = _hooks_of_tensor(parent, child)
     if hooks_of_tensor and len(steps) == 2:
-        path.advise(path.statement("{}" + hooks_of_tensor + ".clear()"), _HANDLE)
+        path.advise(path.statement("{}" + hooks_of_tensor + ".clear()"), words=_HANDLE)
         path.append_fixed(" (its hooks)")
         return 1
     if len(steps) > 2 and is_instance(child, dict):
@@ -127,7 +127,7 @@ def _append_optimizer_step(path: Path, steps: Sequence[object]) -> int:
             return 2
         # The line ends the state, not the optimizer: the groups still lead to the parameters.
         clearing = _clearing_state(optimizer, child, path)
-        path.advise(clearing, "", _BEGINS_AGAIN, ended_object=child)
+        path.advise(clearing, comment=_BEGINS_AGAIN, ended_object=child)
         if _is_added_state(steps):  # an average of the user, which the optimizer does not need
             return 0
     path.is_in_model = True
@@ -151,9 +151,9 @@ def _append_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
             continue
         for number, parameter in enumerate(parameters):
             if parameter is steps[2]:
-                place = f'.param_groups[{group_number}]["params"][{number}]'
+                step = f'.param_groups[{group_number}]["params"][{number}]'
                 path.is_in_model = True
-                path.append_removable(place, path.code and f"{path.code}{place}", None)
+                path.append_removable(step, path.code and f"{path.code}{step}")
                 return True
     return False
 
@@ -292,7 +292,7 @@ def _append_hook(
             template = f"{{}}{attribute}.clear()"
         removal = path.statement(template)
     # The line ends this dict only: hooks of other modules may lead to the same objects.
-    path.advise(removal, _HANDLE, ended_object=hooks)
+    path.advise(removal, words=_HANDLE, ended_object=hooks)
     path.text.replace_by_words(f"{hook} on {path.text.shown.removeprefix(NOTEBOOK)}")
     path.code = ""
 

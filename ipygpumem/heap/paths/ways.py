@@ -20,6 +20,9 @@ from ipygpumem.heap.paths.remedies import (
 from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.heap.paths.statements import statement_of
 
+ALL_REFERENCES = 0
+"""Stands for the second object of a removed reference if the first one loses all its references."""
+
 
 @dataclass(frozen=True)
 class Way:
@@ -38,8 +41,8 @@ class Way:
     step_ids: tuple[int, ...] = ()
     """The identities of the objects on the way, the last of which is the object itself."""
     removed_references: frozenset[tuple[int, int]] = frozenset()
-    """The references that the advice removes, as the identities of both objects; 0 stands for all
-    objects to which the first one refers, such as those of a generator that is closed.
+    """The references that the advice removes, as the identities of both objects. The second is
+    ``ALL_REFERENCES`` if the first object loses all of them, as a generator that is closed does.
     """
     words: str = ""
     """The advice if no line removes the object from any of its places, as for a parameter of an
@@ -60,12 +63,13 @@ class Way:
 
     def ids_above(self) -> set[int]:
         """Return the identities of the objects on the way that the line keeps: those before the
-        reference that it removes. None if the line removes no reference of the way.
+        reference that it removes. It is empty if the line removes no reference of the way.
         """
         above = set[int]()
         for owner_id, item_id in itertools.pairwise(self.step_ids):
             above.add(owner_id)
-            if not self.removed_references.isdisjoint({(owner_id, item_id), (owner_id, 0)}):
+            ending = {(owner_id, item_id), (owner_id, ALL_REFERENCES)}
+            if not self.removed_references.isdisjoint(ending):
                 return above
         return set()
 
@@ -79,7 +83,8 @@ class Way:
         """
         if not removed_references.isdisjoint(itertools.pairwise(self.step_ids)):
             return True
-        return any((step_id, 0) in removed_references for step_id in self.step_ids[:-1])
+        owner_ids = self.step_ids[:-1]
+        return any((owner_id, ALL_REFERENCES) in removed_references for owner_id in owner_ids)
 
 
 _MOST_WAYS = 4
@@ -154,8 +159,8 @@ def _lines_and_words(ways: Sequence[Way]) -> tuple[list[Remedy], list[str]]:
     for way in ways:
         remedy = way.holder.remedy
         if remedy.line in ("", REMOVE.line, REMOVE_THEM.line):
-            place = way.holder.path.removeprefix(NOTEBOOK)
-            words.append(f"remove it from {place}")
+            path = way.holder.path.removeprefix(NOTEBOOK)
+            words.append(f"remove it from {path}")
         elif remedy.is_code:
             lines.append(Remedy(remedy.as_code))
         else:

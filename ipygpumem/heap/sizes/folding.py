@@ -31,7 +31,13 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
-from ipygpumem.heap.kinds.arrays import holding_objects, is_array, parts_of_array, read_array
+from ipygpumem.heap.kinds.arrays import (
+    holding_objects,
+    is_array,
+    object_arrays,
+    parts_of_array,
+    read_array,
+)
 from ipygpumem.heap.knowledge.references import ReferenceReader, References
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES
 from ipygpumem.heap.knowledge.torch_references import known_to_torch
@@ -48,7 +54,7 @@ _MOST_IN_LINK = 100
 """Maximum number of items of a container that may be a link of a list."""
 _LEADS_TO_ALL = (FunctionType, ModuleType, FrameType, type)
 """Types of objects that lead to a namespace, and so to everything."""
-_NO_REFERENCES = References((), (), (), (), True)
+_NO_REFERENCES = References(())
 
 
 class Folder:
@@ -256,7 +262,7 @@ class Folder:
             nodes += of_types(types.segments, singles)
         if not types.arrays.isdisjoint(type_ids):
             arrays = of_types(types.arrays, singles)
-            nodes += compress(arrays, holding_objects(arrays))
+            nodes += object_arrays(arrays)
         return nodes
 
     # -- references ------------------------------------------------------------------------------
@@ -328,7 +334,7 @@ class Folder:
             parts_of_array(array, CHUNK, CHUNK * stands_for), stands_for
         )
         attributes = [instance_dict(array), *slots(array).values()]
-        yield References(self._context.barriers.enterable(attributes), (), (), (), True), 1
+        yield References(self._context.barriers.enterable(attributes)), 1
 
     def _stands_for(self, length: int) -> int:
         """Return the number of items for which each item of a sample stands; 1 without a sample."""
@@ -346,7 +352,7 @@ class Folder:
         """
         for entered in map(self._context.barriers.enterable, parts):
             self._context.limits.check()
-            yield References(entered, (), (), (), True), stands_for
+            yield References(entered), stands_for
 
     def _references_besides_items(self, container: Any) -> References:
         """Return the references that an instance of a container's subclass has besides its items:
@@ -355,7 +361,7 @@ class Folder:
         if id(type(container)) in CONTAINER_TYPES:
             return _NO_REFERENCES
         attributes = [instance_dict(container), *slots(container).values()]
-        return References(self._context.barriers.enterable(attributes), (), (), (), True)
+        return References(self._context.barriers.enterable(attributes))
 
     # -- linked lists ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import OBSERVERS, by_identity, types_of, without_types
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
-from ipygpumem.heap.sizes.graph import Graph, Reading
+from ipygpumem.heap.sizes.graph import Graph, GraphReading
 from ipygpumem.heap.sizes.memory import MemoryReader
 
 
@@ -32,9 +32,9 @@ class Frontier:
         self.unread: dict[int, Any] = {}
         self._graph = graph
         self._types = types
-        self._reading = Reading()
+        self._reading = GraphReading()
 
-    def begin(self, reading: Reading) -> None:
+    def begin(self, reading: GraphReading) -> None:
         """Begin with a new reading, which receives the nodes."""
         self.waiting = []
         self._reading = reading
@@ -79,7 +79,7 @@ class Frontier:
             self._reading.added += unread_keys
 
 
-class Limits:
+class ReadingLimits:
     """Limits the time, memory and number of objects of readings.
 
     Args:
@@ -137,7 +137,7 @@ class Context:
     barriers: Barriers
     memory: MemoryReader
     frontier: Frontier
-    limits: Limits
+    limits: ReadingLimits
     sampled_from: int
     """Number of items from which a container is read in part."""
     keeps_folded: bool

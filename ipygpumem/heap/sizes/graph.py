@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.kinds.libraries import Piece, PieceKey
+from ipygpumem.heap.kinds.libraries import MemoryPiece, PieceKey
 
 NodeKey = int | PieceKey
 """Identity of an object, or the key of a piece of memory such as ``("torch", address)``, or of a
@@ -51,7 +51,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
-        self.pieces: dict[PieceKey, Piece] = {}
+        self.pieces: dict[PieceKey, MemoryPiece] = {}
         self.edges: dict[NodeKey, tuple[NodeKey, ...]] = {}
         self.cpu_bytes: dict[NodeKey, int] = {}
         self.device_bytes: dict[NodeKey, Counter[str]] = {}
@@ -100,7 +100,7 @@ class Graph:
         return set(chain.from_iterable(filter(None, map(self.edges.get, keys))))
 
 
-class Reading:
+class GraphReading:
     """The nodes that one reading has found: after ``region.reader.read([model])``, the nodes behind
     ``model``.
 
@@ -175,10 +175,10 @@ class Spans:
 
     def _insert(self, start: int, end: int, owner: NodeKey | None) -> None:
         """Add a span that overlaps with no other one, in the order of addresses."""
-        place = bisect_left(self._starts, start)
-        self._starts.insert(place, start)
-        self._ends.insert(place, end)
-        self._owners.insert(place, owner)
+        position = bisect_left(self._starts, start)
+        self._starts.insert(position, start)
+        self._ends.insert(position, end)
+        self._owners.insert(position, owner)
 
 
 class SmallPieces:

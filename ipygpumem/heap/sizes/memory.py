@@ -21,24 +21,24 @@ from ipygpumem.heap.kinds.arrays import (
     memory_of,
     object_key,
     owner_of,
-    place_of,
     plain_arrays,
     read_array,
+    span_of,
     storage_key,
 )
 from ipygpumem.heap.kinds.libraries import (
     UNREAD,
-    Piece,
+    MemoryPiece,
     PieceKey,
-    places_of_buffers,
     read_behind,
+    spans_of_buffers,
     texts_of_numpy,
 )
 from ipygpumem.heap.kinds.mapped import MappedFiles
-from ipygpumem.heap.kinds.tensors import Memory, PlainTensors, Reader, each
+from ipygpumem.heap.kinds.tensors import PlainTensors, Reader, TensorMemory, each
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
-from ipygpumem.heap.sizes.graph import Graph, NodeKey, NodeSpan, Reading, SmallPieces, Spans
+from ipygpumem.heap.sizes.graph import Graph, GraphReading, NodeKey, NodeSpan, SmallPieces, Spans
 from ipygpumem.introspect import is_atom
 
 _COMPARED_BYTES = 1 << 16
@@ -60,7 +60,7 @@ class MemoryReader:
     """
 
     def __init__(self, graph: Graph, types: SortedTypes, *, keeps_arrays: bool) -> None:
-        self.reading = Reading()
+        self.reading = GraphReading()
         self._graph = graph
         self._types = types
         self._keeps_arrays = keeps_arrays
@@ -74,7 +74,7 @@ class MemoryReader:
         self._small_excluded: set[int] = set()
         """The small NumPy arrays among them, by identity."""
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def add(self, pieces: Sequence[MemoryPiece]) -> None:
         """Add pieces of a library's memory to which no object leads yet."""
         self._add_pieces(pieces, {})
 
@@ -111,8 +111,8 @@ class MemoryReader:
             return
         self._excluded += bases_of(array)
         self._exclude_pieces(_keys_of_maps(array))
-        _, start, end = place_of(owner)
-        self._spans.claim(start, end, None)
+        _, start, end = span_of(owner)
+        self._spans.claim(start, end, owner=None)
 
     def _exclude_tensors(self, tensors: Sequence[Any]) -> None:
         """Do not count the storages of some tensors."""
@@ -126,7 +126,7 @@ class MemoryReader:
     def _exclude_pieces(self, keys: Iterable[PieceKey]) -> None:
         """Do not count the pieces with these keys: add them to the graph without bytes."""
         for key in keys:
-            self._graph.pieces.setdefault(key, Piece(key, 0))
+            self._graph.pieces.setdefault(key, MemoryPiece(key, size_bytes=0))
 
     def measure(
         self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
@@ -256,18 +256,18 @@ class MemoryReader:
         self._add_pieces(pieces, {})
         return each_bytes, [piece.key for piece in pieces]
 
-    def _pieces_of_plain(self, reader: Reader, plain: PlainTensors) -> list[Piece]:
+    def _pieces_of_plain(self, reader: Reader, plain: PlainTensors) -> list[MemoryPiece]:
         """Return the storages of tensors; note those that another library has allocated."""
         addresses = each(sys.modules["torch"].UntypedStorage.data_ptr, plain.storages)
         columns = zip(plain.keys, plain.sizes, plain.devices, addresses, strict=True)
-        pieces = [Piece(("torch", key), *column) for key, *column in columns]
+        pieces = [MemoryPiece(("torch", key), *column) for key, *column in columns]
         are_torchs = reader.resizable(plain.storages)
         for piece, is_torchs in zip(pieces, are_torchs, strict=True):
             if piece.device == "cpu" and not is_torchs:
                 self._graph.of_other_libraries.add(piece.key)
         return pieces
 
-    def _pieces_shown_by(self, array: Any) -> list[Piece]:
+    def _pieces_shown_by(self, array: Any) -> list[MemoryPiece]:
         """Return the memory that an array shows, as a piece, if nothing else counts it, because it
         belongs to an object of an unknown C library; else none.
         """
@@ -277,10 +277,10 @@ class MemoryReader:
         self._types.learn([owner])
         if id(type(owner)) not in self._types.leaves:  # it leads to objects that are counted
             return []
-        _, start, end = place_of(array)
-        return [Piece(("memory", id(owner)), end - start, address=start)]
+        _, start, end = span_of(array)
+        return [MemoryPiece(("memory", id(owner)), end - start, address=start)]
 
-    def _add_pieces(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
+    def _add_pieces(self, pieces: Sequence[MemoryPiece], edges: dict[NodeKey, None]) -> None:
         """Add pieces of memory to the graph, each piece once.
 
         Args:
@@ -301,13 +301,14 @@ class MemoryReader:
             note = piece.note
             if piece.address and size >= _COMPARED_BYTES:
                 in_ram = self._files.in_ram(piece.address, size)
-                if in_ram is not None:
+                if in_ram is not None:  # a mapped file, of which only these pages count
                     size, note = in_ram
             if note:
                 graph.notes[note] = None
             if piece.key[0] != "torch":
                 graph.add_bytes(piece.key, {piece.device: size})
                 continue
+            # A storage has a C++ object, too, and malloc rounds its size.
             size_and_device = size, piece.device
             if size_and_device not in bytes_of_storages:
                 bytes_of_storages[size_and_device] = of_storages([size], [piece.device])
@@ -367,7 +368,7 @@ class MemoryReader:
         objects = [self._graph.objects[key] for key in nodes if type(key) is int]
         spans = self._spans_of_arrays(objects)
         if library_type("numpy", "ndarray") is not None:
-            for data, start, end in places_of_buffers(objects, _COMPARED_BYTES):
+            for data, start, end in spans_of_buffers(objects, _COMPARED_BYTES):
                 spans.append((start, end, id(data)))
         for piece in self._pieces_with_address(nodes):
             if piece.size_bytes >= _COMPARED_BYTES:
@@ -383,7 +384,7 @@ class MemoryReader:
             owner = owner_of(array)
             is_folded = owner is not array and id(owner) not in self._graph.objects
             if is_array(owner) and (owner is array or is_folded) and _owns_large_memory(owner):
-                _, start, end = place_of(owner)
+                _, start, end = span_of(owner)
                 spans.append((start, end, id(array)))
         return spans
 
@@ -395,7 +396,7 @@ class MemoryReader:
                 spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return spans
 
-    def _pieces_with_address(self, keys: Sequence[NodeKey]) -> Iterator[Piece]:
+    def _pieces_with_address(self, keys: Sequence[NodeKey]) -> Iterator[MemoryPiece]:
         """Yield the pieces of host memory among some nodes."""
         for key in keys:
             if type(key) is tuple:
@@ -423,7 +424,7 @@ def _order_of_span(span: NodeSpan) -> tuple[int, int, bool]:
     return start, -end, is_piece
 
 
-def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
+def _pieces_of_unusual(reader: Reader, tensor: object) -> list[MemoryPiece]:
     """Return the memory of a sparse tensor or a wrapper, without that of tensors to which it
     refers.
 
@@ -434,7 +435,7 @@ def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
     if memory is None or memory.device == "meta":
         return []
     device = memory.device
-    return [Piece(("torch", key), size, device) for key, size in memory.storages.items()]
+    return [MemoryPiece(("torch", key), size, device) for key, size in memory.storages.items()]
 
 
 def _keys_of_storages(tensor: object) -> list[PieceKey]:
@@ -468,7 +469,7 @@ def _keys_of_maps(array: Any) -> list[PieceKey]:
     return [object_key(mapped)]
 
 
-def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:
+def _memory_of_unusual(reader: Reader, tensor: object) -> TensorMemory | None:
     """Return the memory of a wrapper itself, or of all parts of a sparse tensor."""
     if reader.is_foreign(tensor):
         return reader.own(tensor)

@@ -12,12 +12,12 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import CHUNK, by_identity, without_types
-from ipygpumem.heap.kinds.libraries import Piece
+from ipygpumem.heap.kinds.libraries import MemoryPiece
 from ipygpumem.heap.knowledge.barriers import Barriers, without_never_followed
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.sizes.folding import Folder, constants_among
-from ipygpumem.heap.sizes.frontier import Context, Frontier, Limits
-from ipygpumem.heap.sizes.graph import Graph, Reading
+from ipygpumem.heap.sizes.frontier import Context, Frontier, ReadingLimits
+from ipygpumem.heap.sizes.graph import Graph, GraphReading
 from ipygpumem.heap.sizes.levels import LevelReader
 from ipygpumem.heap.sizes.memory import MemoryReader
 from ipygpumem.heap.sizes.passing import PlainObjects
@@ -60,8 +60,8 @@ class GraphReader:
         keeps_arrays: bool,
         progress: Callable[[], object],
     ) -> None:
-        self.limits = Limits(allowance, most, progress)
-        self.reading = Reading()
+        self.limits = ReadingLimits(allowance, most, progress)
+        self.reading = GraphReading()
         self.types = SortedTypes()
         self.barriers = Barriers(namespaces)
         self.memory = MemoryReader(graph, self.types, keeps_arrays=keeps_arrays)
@@ -81,7 +81,7 @@ class GraphReader:
         self._level_reader = LevelReader(context, self._folder)
         self._plain_objects = PlainObjects(context, self._folder)
 
-    def read(self, roots: Sequence[object]) -> Reading:
+    def read(self, roots: Sequence[object]) -> GraphReading:
         """Add objects and everything that they lead to; return the nodes found.
 
         Raises:
@@ -95,7 +95,7 @@ class GraphReader:
         self._frontier.waiting += entered
         return self._read_waiting()
 
-    def read_items(self, container: object, items: Sequence[Any]) -> Reading:
+    def read_items(self, container: object, items: Sequence[Any]) -> GraphReading:
         """Add items of a reserved container before the container itself is read; return the nodes
         found.
 
@@ -108,7 +108,7 @@ class GraphReader:
         self._folder.fold_items(container, items)
         return self._read_waiting()
 
-    def read_pieces(self, pieces: Sequence[Piece]) -> Reading:
+    def read_pieces(self, pieces: Sequence[MemoryPiece]) -> GraphReading:
         """Add pieces of a library's memory before the object that leads to them is read; return the
         nodes found.
 
@@ -150,12 +150,12 @@ class GraphReader:
 
     def _begin(self) -> None:
         """Begin with a new reading."""
-        self.reading = Reading()
+        self.reading = GraphReading()
         self._frontier.begin(self.reading)
         self.memory.reading = self.reading
         self.limits.begin()
 
-    def _read_waiting(self) -> Reading:
+    def _read_waiting(self) -> GraphReading:
         """Read nodes until none is waiting, or until a limit is reached; return the nodes found
         since ``_begin``.
         """

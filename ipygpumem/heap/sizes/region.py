@@ -18,8 +18,8 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import chunks, of_types
-from ipygpumem.heap.kinds.arrays import holding_objects, storage_key
-from ipygpumem.heap.kinds.libraries import Piece
+from ipygpumem.heap.kinds.arrays import object_arrays, storage_key
+from ipygpumem.heap.kinds.libraries import MemoryPiece
 from ipygpumem.heap.kinds.tensors import each
 from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.sizes.graph import Graph, NodeKey
@@ -171,7 +171,7 @@ class Region:
         The garbage collector does not look into an array, so it never frees such a cycle.
         """
         arrays = of_types(self.reader.types.arrays, list(self.objects.values()))
-        with_objects = list(compress(arrays, holding_objects(arrays)))
+        with_objects = object_arrays(arrays)
         in_cycles = set[int]()
         for array in with_objects:
             reached = self.reach(self.graph.edges.get(id(array), ()))
@@ -204,10 +204,19 @@ class Region:
         return sum(map(self.reader.types.own_bytes.of, chunks(self._leaves(keys))))
 
     def _leaves(self, keys: set[NodeKey]) -> list[Any]:
-        """Return the leaves among some nodes, as objects."""
-        without_bytes = keys.difference(self.graph.cpu_bytes)
+        """Return the leaves among some nodes, as objects.
+
+        They are the objects whose bytes the graph does not store: ``leaf_bytes`` measures them.
+        """
+        return self._objects_of(keys.difference(self.graph.cpu_bytes))
+
+    def _objects_of(self, keys: Iterable[NodeKey]) -> list[Any]:
+        """Return the objects of some nodes, without the nodes that are pieces of memory.
+
+        The loops run in C, because two lists may share a million numbers, each of which is a node.
+        """
         object_of: Callable[[NodeKey, object], object] = self.graph.objects.get  # type: ignore[assignment]
-        objects = list(map(object_of, without_bytes, repeat(_NO_OBJECT)))
+        objects = list(map(object_of, keys, repeat(_NO_OBJECT)))
         return list(compress(objects, map(is_not, objects, repeat(_NO_OBJECT))))
 
     def uncounted_by(self, keys: Iterable[NodeKey]) -> set[str]:
@@ -268,7 +277,7 @@ class Region:
             return tensors
         return [tensor for tensor in tensors if id(tensor) in keys]
 
-    def node_of(self, piece: Piece, otherwise: NodeKey) -> NodeKey:
+    def node_of(self, piece: MemoryPiece, otherwise: NodeKey) -> NodeKey:
         """Return the node that has a piece of memory: the piece itself, the array or bytes that own
         it, or ``otherwise`` if neither is a node.
         """

@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from ipygpumem.heap.kinds.arrays import storage_key
-from ipygpumem.heap.kinds.libraries import BUFFERS, Piece, sharing_kinds, with_memory
+from ipygpumem.heap.kinds.libraries import BUFFERS, MemoryPiece, sharing_kinds, with_memory
 from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.live.heap import Heap
@@ -22,7 +22,7 @@ from ipygpumem.introspect import type_name
 _MOST_PARTNERS = 20
 """Maximum number of objects that share the memory of one object to look at."""
 
-Partners = dict[NodeKey, list[tuple[Piece, list[object]]]]
+Partners = dict[NodeKey, list[tuple[MemoryPiece, list[object]]]]
 """Memory of a region that objects from outside show, too: each piece with these objects, by the
 identity of the region's object, or by the key of the memory if its object is folded into another
 one.
@@ -68,11 +68,11 @@ def partners(region: Region, heap: Heap, held: Collection[NodeKey]) -> Partners:
     return pieces_by_owner
 
 
-def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, Piece]]:
+def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, MemoryPiece]]:
     """Return the memory of a region, with the identity of its object, or its own key if the object
     is folded into another one, such as the column of a frame.
     """
-    by_place = dict[tuple[object, int], tuple[NodeKey, Piece]]()
+    by_place = dict[tuple[object, int], tuple[NodeKey, MemoryPiece]]()
     for item, piece in with_memory(list(region.objects.values())):
         by_place[_place(piece)] = (id(item), piece)
     for key, piece in region.graph.pieces.items():
@@ -81,7 +81,7 @@ def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, Piece]]:
     return list(by_place.values())
 
 
-def _place(piece: Piece) -> tuple[object, int]:
+def _place(piece: MemoryPiece) -> tuple[object, int]:
     """Return a piece's address and its size; its key instead of an address that is not known."""
     return piece.address or piece.key, piece.size_bytes
 
@@ -98,22 +98,22 @@ def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:
 class _Outside:
     """Objects outside of a region, which are found by the addresses or keys of their memory."""
 
-    def __init__(self, objects_with_pieces: Sequence[tuple[object, Piece]]) -> None:
+    def __init__(self, objects_with_pieces: Sequence[tuple[object, MemoryPiece]]) -> None:
         self._objects = list(map(itemgetter(0), objects_with_pieces))
         self._by_key = dict[object, list[object]]()
         self._spans = list[tuple[int, int, int]]()
         """The start and end of each object's host memory, with the object's position; sorted."""
-        for place, (item, piece) in enumerate(objects_with_pieces):
+        for position, (item, piece) in enumerate(objects_with_pieces):
             self._by_key.setdefault(piece.key, []).append(item)
             if piece.address:
-                self._spans.append((piece.address, piece.address + piece.size_bytes, place))
+                self._spans.append((piece.address, piece.address + piece.size_bytes, position))
         self._spans.sort()
         self._starts = list(map(itemgetter(0), self._spans))
         ends = map(itemgetter(1), self._spans)
         self._furthest = list(accumulate(ends, max))
         """The largest end of each span and those before it."""
 
-    def on_memory_of(self, piece: Piece) -> list[object]:
+    def on_memory_of(self, piece: MemoryPiece) -> list[object]:
         """Return the objects, not too many, whose memory overlaps with a piece or has its key."""
         sharers = self._by_key.get(piece.key, [])[:_MOST_PARTNERS]
         if not piece.address:
@@ -127,7 +127,7 @@ class _Outside:
                 break
             if self._furthest[number] <= piece.address:
                 break
-            _, end, place = self._spans[number]
+            _, end, position = self._spans[number]
             if end > piece.address:
-                sharers.append(self._objects[place])
+                sharers.append(self._objects[position])
         return sharers

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.kinds.arrays import describe, holding_objects, library_type
-from ipygpumem.heap.kinds.libraries import AT_LEAST, Piece
+from ipygpumem.heap.kinds.libraries import AT_LEAST, MemoryPiece
 from ipygpumem.heap.knowledge.barriers import is_never_followed
-from ipygpumem.heap.sizes.graph import NodeKey, Reading
+from ipygpumem.heap.sizes.graph import GraphReading, NodeKey
 from ipygpumem.heap.sizes.reading import MOST_NODES
 from ipygpumem.heap.sizes.region import Region
 from ipygpumem.heap.walks.parts import ObjectPart, parts_of
@@ -49,7 +49,7 @@ class Share(NamedTuple):
     size_bytes: int
 
 
-class Size(NamedTuple):
+class MeasuredSize(NamedTuple):
     """The memory that an object holds, as far as no earlier measurement counted it."""
 
     device_bytes: dict[str, int]
@@ -202,19 +202,19 @@ class Sizes:
         counted = self.region.objects.keys() - self._waiting
         return set(identities - counted)
 
-    def measure(self, value: object, label: str = "") -> Size:
+    def measure(self, value: object, label: str = "") -> MeasuredSize:
         """Return the memory that ``value`` holds and that no earlier call counted.
 
         With a ``label``, later measurements of objects that share memory with ``value`` name it in
         ``also_in``.
         """
         if not self._begin():
-            return Size({}, complete=False)
+            return MeasuredSize({}, complete=False)
         if self._is_counted(value, label):
             label_of_other = self._labels.get(id(value)) or self.label_of(value)
             if label_of_other in ("", label):
-                return Size({})
-            return Size({}, also_in=(label_of_other,))
+                return MeasuredSize({})
+            return MeasuredSize({}, also_in=(label_of_other,))
         self._waiting.discard(id(value))
         measurement = _Measurement(self.region)
         shares = self._measure_parts(value, measurement)
@@ -225,7 +225,7 @@ class Sizes:
         contents = list(filter(_is_content, shares))
         contents.sort(key=_bytes_of_share, reverse=True)
         uncounted = sorted(self.region.uncounted_by(measurement.nodes))
-        return Size(
+        return MeasuredSize(
             device_bytes=dict(measurement.size()),
             parts=tuple(contents),
             also_in=tuple(also_in),
@@ -369,8 +369,9 @@ class Sizes:
         """
         objects = part.objects or ()
         # A column of polars has memory, and no Python object.
-        pieces = [item for item in objects if type(item) is Piece]
-        values = self.region.reader.owned([item for item in objects if type(item) is not Piece])
+        pieces = [item for item in objects if type(item) is MemoryPiece]
+        python_objects = [item for item in objects if type(item) is not MemoryPiece]
+        values = self.region.reader.owned(python_objects)
         number = len(part.names)
         row_bytes = [0] * number
         if number > 1:
@@ -426,7 +427,7 @@ class _Measurement:
         """Read objects; return the bytes of the nodes that this adds, on all devices."""
         return self._added(lambda: self._region.reader.read(values))
 
-    def add_pieces(self, pieces: Sequence[Piece]) -> int:
+    def add_pieces(self, pieces: Sequence[MemoryPiece]) -> int:
         """Read memory of libraries; return the bytes of the pieces added, on all devices."""
         if not pieces:
             return 0
@@ -448,7 +449,7 @@ class _Measurement:
         after_bytes = self._region.bytes_of([key]).total()
         return size + after_bytes - before_bytes
 
-    def _added(self, read: Callable[[], Reading]) -> int:
+    def _added(self, read: Callable[[], GraphReading]) -> int:
         """Call ``read``, which adds nodes to the region; add these nodes to the measurement, and
         return their bytes on all devices.
         """
@@ -527,7 +528,7 @@ _MOST_SHOWN = 3
 """Maximum number of parts in a row."""
 
 
-def row_of(items: Sequence[object], size: Size) -> RetainedArray:
+def row_of(items: Sequence[object], size: MeasuredSize) -> RetainedArray:
     """Return the row of a report for one object, or for several that are reported together.
 
     Args:

@@ -101,7 +101,7 @@ def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
     if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
         examples = islice(kinds.values(), _MOST_TYPES_SHOWN)
         names = ", ".join(map(type_name, examples))
-        yield ObjectPart("items", [names], None, length)
+        yield ObjectPart("items", [names], objects=None, items=length)
         return
     for type_id, example in kinds.items():
         group = of_types({type_id}, items)
@@ -169,9 +169,9 @@ def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
     manager = _manager(frame)
     if manager is None or len(manager.items) > MOST_PARTS:
         return
-    labels = [_column_label(place, label) for place, label in enumerate(manager.items)]
+    labels = [_column_label(position, label) for position, label in enumerate(manager.items)]
     for block in manager.blocks:
-        labels_of_block = [labels[place] for place in block.mgr_locs]
+        labels_of_block = [labels[position] for position in block.mgr_locs]
         yield ObjectPart("columns", labels_of_block, [block.values])
     yield ObjectPart("index", ["index"], [manager.axes[-1]])
 
@@ -197,11 +197,11 @@ def _manager(value: Any) -> Any:
     return manager
 
 
-def _column_label(place: int, label: object) -> str:
+def _column_label(position: int, label: object) -> str:
     """Return the text of a column's label; ``column 3`` if the label is an object of the user."""
     if type(label) is str:
         return label
-    return key_text(label) or f"column {place}"
+    return key_text(label) or f"column {position}"
 
 
 def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
@@ -222,7 +222,7 @@ def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
     if type(variables) is not dict:
         return
     for name, variable in variables.items():
-        yield ObjectPart("variables", [_column_label(0, name)], [variable])
+        yield ObjectPart("variables", [_column_label(position=0, label=name)], [variable])
 
 
 _FUNCTIONS_OF_CLASSES: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (

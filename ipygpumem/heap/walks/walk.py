@@ -25,6 +25,7 @@ from ipygpumem.heap.bulk import (
     container_base,
     lengths_of,
     linked_to,
+    not_among,
     of_types,
     one_of_each,
     parts_of_container,
@@ -35,6 +36,7 @@ from ipygpumem.heap.kinds.arrays import (
     flat_elements,
     holding_objects,
     library_type,
+    object_arrays,
 )
 from ipygpumem.heap.knowledge.barriers import is_of_tool, types_not_entered
 from ipygpumem.heap.knowledge.tasks import BUILTIN, storage_of_context, without_wakeups
@@ -241,7 +243,7 @@ class Walk:
         """
         tensors = self.of_kind("tensor", arrays)
         ndarrays = self.of_kind("ndarray", arrays)
-        leading = list(compress(ndarrays, holding_objects(ndarrays)))
+        leading = object_arrays(ndarrays)
         leading += filter(gc.is_tracked, ndarrays)  # instances of subclasses
         return _with_attributes(tensors) + list(by_identity(leading).values())
 
@@ -518,12 +520,9 @@ class Walk:
         order.
         """
         by_key = by_identity(items)
-        if self.seen.isdisjoint(by_key):
-            self.seen.update(by_key)
-            return list(by_key.values())
-        new_ids = by_key.keys() - self.seen
-        self.seen |= new_ids
-        return [by_key[key] for key in by_key if key in new_ids]
+        unseen = not_among(by_key, self.seen)
+        self.seen.update(by_key)
+        return unseen
 
 
 def _bases_of_kinds(names: Iterable[str]) -> list[tuple[type, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.kinds.arrays import is_array, library_type, memory_of, place_of
+from ipygpumem.heap.kinds.arrays import is_array, library_type, memory_of, span_of
 from ipygpumem.heap.walks.walk import ARRAY_TYPES
 from ipygpumem.introspect import is_instance, loaded, type_name
 from ipygpumem.inventory.arrays.labels import Labels
@@ -104,7 +104,7 @@ def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> 
     for owner in map(memory_of, arrays):
         if not is_array(owner):
             continue
-        _, address, _ = place_of(owner)
+        _, address, _ = span_of(owner)
         place = bisect_right(starts, address) - 1
         start = starts[max(0, place)]
         record = records[start]

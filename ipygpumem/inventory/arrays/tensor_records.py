@@ -14,8 +14,8 @@ from operator import not_
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, chunks, type_names
-from ipygpumem.heap.kinds.arrays import describe, is_array, library_type, memory_of, place_of
-from ipygpumem.heap.kinds.tensors import Memory, Reader, each
+from ipygpumem.heap.kinds.arrays import describe, is_array, library_type, memory_of, span_of
+from ipygpumem.heap.kinds.tensors import Reader, TensorMemory, each
 from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.introspect import is_instance, type_name
@@ -96,9 +96,9 @@ class TensorList:
         self._reader = reader
         self._labels = labels
         plain, complex_tensors = reader.plain(tensors)
-        self._memories: list[tuple[Any, Memory]] = []
+        self._memories: list[tuple[Any, TensorMemory]] = []
         """The tensors that may share a storage, or have several or none."""
-        self._wholes: dict[int, list[Memory]] = {}
+        self._wholes: dict[int, list[TensorMemory]] = {}
         """The sparse and wrapper tensors with a storage as a part, by the storage."""
         for tensor in complex_tensors:
             memory = reader.memory(tensor)
@@ -141,7 +141,7 @@ class TensorList:
                 self._shown.update(self._reader.memory(owner).storages.keys())
                 shown.add(id(owner))
             elif is_array(owner):
-                _, start, end = place_of(owner)
+                _, start, end = span_of(owner)
                 by_address[start] = end - start, id(owner)
         if by_address:
             shown |= self._match_storages(by_address)
@@ -202,7 +202,7 @@ class TensorList:
         """
         sharers_by_storages = self._by_storages()
         tensors = list[Any]()
-        memories = list[Memory]()
+        memories = list[TensorMemory]()
         devices = list[str]()
         sizes = list[int]()
         aliases = list[int]()
@@ -227,11 +227,11 @@ class TensorList:
             [memory.note for memory in memories],
         )
 
-    def _by_storages(self) -> dict[tuple[int, ...], list[tuple[Any, Memory]]]:
+    def _by_storages(self) -> dict[tuple[int, ...], list[tuple[Any, TensorMemory]]]:
         """Return the tensors that were measured one by one, by their storages. The parts of sparse
         and wrapper tensors are left out.
         """
-        sharers: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
+        sharers: dict[tuple[int, ...], list[tuple[Any, TensorMemory]]] = {}
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
                 keys = tuple(memory.storages) or (id(tensor),)
@@ -338,20 +338,20 @@ class TensorList:
                 storages.append(owner_id)
         return libraries, storages
 
-    def _is_part(self, memory: Memory) -> bool:
+    def _is_part(self, memory: TensorMemory) -> bool:
         """Return True if a tensor is inside a sparse or wrapper tensor, so that its memory is in
         that one's record.
         """
         if not self._wholes:
             return False
-        wholes = list[Memory]()
+        wholes = list[TensorMemory]()
         for key in memory.storages:
             wholes += self._wholes.get(key, ())
         if memory.is_plain:
             return bool(wholes)
         return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
 
-    def _rank(self, sharer: tuple[Any, Memory]) -> tuple[bool, int]:
+    def _rank(self, sharer: tuple[Any, TensorMemory]) -> tuple[bool, int]:
         """Return the sort key by which the tensor that stands for a storage comes first: a named
         one, then the largest.
         """

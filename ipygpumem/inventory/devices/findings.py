@@ -20,7 +20,7 @@ from ipygpumem.heap.kinds.arrays import (
     is_of_library,
     is_on_closed_map,
     owner_of,
-    place_of,
+    span_of,
 )
 from ipygpumem.heap.live.total import ObjectCount, Total, total
 from ipygpumem.interrupts import is_from_signal
@@ -376,7 +376,7 @@ def _place_of_memory(array: object) -> _Place | None:
     owner = owner_of(array)
     if not is_array(owner) or is_on_closed_map(owner):  # a tensor is listed itself
         return None
-    _, start, end = place_of(owner)
+    _, start, end = span_of(owner)
     return _Place("cpu", start, end - start)
 
 

@@ -16,8 +16,8 @@ from ipygpumem.heap.kinds.arrays import (
     is_array,
     object_key,
     owner_of,
-    place_of,
     read_array,
+    span_of,
 )
 from ipygpumem.heap.kinds.tensors import tensors_of_script
 from ipygpumem.heap.knowledge.nodes import has_graph
@@ -357,7 +357,7 @@ class _Memory:
         for array in arrays:
             owner = owner_of(array)
             is_owned = is_array(owner) and read_array("flags", owner).owndata
-            if not is_owned or place_of(owner)[1] in foreign_addresses:
+            if not is_owned or span_of(owner)[1] in foreign_addresses:
                 locked.append(array)
         self.lock(locked)
 

@@ -22,7 +22,7 @@ from ipygpumem.heap.live.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.sizes.region import Region
-from ipygpumem.heap.sizes.sizes import Share, Size, Sizes, sizeable
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Share, Sizes, sizeable
 from ipygpumem.heap.walks.parts import CACHED
 from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.inventory.arrays.records import matcher
@@ -365,7 +365,9 @@ def _names_by_object(named: Mapping[str, object]) -> dict[int, list[str]]:
     return names
 
 
-def _named_row(name: str, value: object, size: Size, other_names: Sequence[str]) -> NamedSize:
+def _named_row(
+    name: str, value: object, size: MeasuredSize, other_names: Sequence[str]
+) -> NamedSize:
     """Return the row of a named object, given its measured size."""
     return NamedSize(
         name,
@@ -380,7 +382,7 @@ def _named_row(name: str, value: object, size: Size, other_names: Sequence[str])
     )
 
 
-def notes_on(value: object, size: Size) -> tuple[str, ...]:
+def notes_on(value: object, size: MeasuredSize) -> tuple[str, ...]:
     """Return the notes on an object's size: that a part is an estimate, that a library's memory is
     not counted, or that the object is a small view of a large block.
     """

@@ -19,12 +19,12 @@ from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.holders.registries import figures_and_widgets
 from ipygpumem.heap.kinds.arrays import (
     Array,
-    Span,
+    ArraySpan,
     is_array,
     is_of_library,
     library_type,
     owner_of,
-    place_of,
+    span_of,
 )
 from ipygpumem.heap.kinds.tensors import Reader, Storages
 from ipygpumem.heap.knowledge.frames import users_locals
@@ -183,14 +183,14 @@ class BaselineSnapshot:
     """
 
     def __init__(
-        self, namespace: dict[str, Any], garbage: Garbage, known: Iterable[Span] = ()
+        self, namespace: dict[str, Any], garbage: Garbage, known: Iterable[ArraySpan] = ()
     ) -> None:
         self._storages = Storages.with_sizes()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors without a storage, by identity."""
         self._unreached = set(known)
         """Places of arrays that earlier experiments have left; some may have died since."""
-        self._large = set[Span]()
+        self._large = set[ArraySpan]()
         """Places of large arrays that own their memory; no weak references, because NumPy would not
         resize the arrays.
 
@@ -225,7 +225,7 @@ class BaselineSnapshot:
         base_of = array_type.__dict__["base"].__get__
         owners = [array if base_of(array) is None else _owning_array(array) for array in arrays]
         are_large = list(map(_MOST_BYTES_OF_SMALL.__lt__, _bytes_of(owners)))
-        self._large.update(map(place_of, compress(owners, are_large)))
+        self._large.update(map(span_of, compress(owners, are_large)))
         self._unreached -= self._large
         self._large |= self._unreached
         self._spans = sorted((start, end) for _, start, end in self._large)
@@ -256,7 +256,7 @@ class BaselineSnapshot:
         """
         owner = owner_of(item)
         if is_array(owner) and array.size_bytes > _MOST_BYTES_OF_SMALL:
-            return place_of(owner) in self._large
+            return span_of(owner) in self._large
         _, key = array.storage
         return key in self._small and array.size_bytes <= _MOST_BYTES_OF_SMALL
 
@@ -304,7 +304,7 @@ class BaselineSnapshot:
         if not self._unreached or not is_array(item):
             return False
         owner = owner_of(item)
-        return is_array(owner) and place_of(owner) in self._unreached
+        return is_array(owner) and span_of(owner) in self._unreached
 
     def _shows_old_array(self, item: Any) -> bool:
         """Return True if a tensor shares the memory of an old array, as after

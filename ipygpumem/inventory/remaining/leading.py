@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Kinds, by_identity, container_bases
-from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects, library_type, read_array
+from ipygpumem.heap.kinds.arrays import flat_elements, library_type, object_arrays, read_array
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.heap.paths.data_frame_steps import arrays_of_cells
 from ipygpumem.introspect import ATOMS, class_dict, module_dict
@@ -115,7 +115,7 @@ def arrays_of_objects(kinds: Kinds) -> list[Any]:
     if array_type is None:
         return []
     arrays = kinds.instances(array_type)
-    return list(compress(arrays, holding_objects(arrays)))
+    return object_arrays(arrays)
 
 
 def data_frames(kinds: Kinds) -> list[Any]:

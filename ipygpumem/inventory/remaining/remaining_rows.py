@@ -16,7 +16,7 @@ from ipygpumem.heap.kinds.arrays import StorageKey, object_key
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.sizes.sizes import Share, Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Share, Sizes, row_of
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.remaining.contents import Received
 from ipygpumem.records import SEVERAL_TYPES, RetainedArray
@@ -222,7 +222,7 @@ class RemainingRows:
         if mixed.sizes.total() >= self._smallest:
             self._add(mixed.row(), mixed.items, _NO_PLACE)
 
-    def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
+    def _measure(self, group: Sequence[object]) -> tuple[MeasuredSize, str]:
         """Return the memory of a group of objects that nothing has counted yet, and the label of
         this measurement. The label is empty after ``_MOST_LABELS`` measurements: each compares all
         labels.
@@ -240,7 +240,7 @@ class RemainingRows:
         self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), *place, self._may_be_older))
 
-    def _row_with_same_memory(self, group: Sequence[object], size: Size) -> int | None:
+    def _row_with_same_memory(self, group: Sequence[object], size: MeasuredSize) -> int | None:
         """Return the position of a row whose object leads to the same memory as an object alone;
         None if there is none.
 
@@ -261,7 +261,7 @@ class RemainingRows:
             return None
         return positions[0]
 
-    def _add_to_row(self, position: int, item: object, size: Size, place: _Place) -> None:
+    def _add_to_row(self, position: int, item: object, size: MeasuredSize, place: _Place) -> None:
         """Add an object to the row at a position, whose objects lead to the same memory.
 
         Args:
@@ -285,7 +285,7 @@ class RemainingRows:
         )
 
 
-def _record_with(row: Remaining, item: object, size: Size) -> RetainedArray:
+def _record_with(row: Remaining, item: object, size: MeasuredSize) -> RetainedArray:
     """Return the record of a row after one more object was added.
 
     Args:
@@ -342,9 +342,9 @@ class _SmallObjects:
         return row_of(self.items, _size_of_types(self.sizes))
 
 
-def _size_of_types(sizes: Counter[str]) -> Size:
+def _size_of_types(sizes: Counter[str]) -> MeasuredSize:
     """Return the memory of objects of several types, given the bytes of each type."""
     parts = list[Share]()
     for name, size_bytes in sizes.most_common():
         parts.append(Share(name, "items", name, 1, size_bytes))
-    return Size({"cpu": sizes.total()}, tuple(parts))
+    return MeasuredSize({"cpu": sizes.total()}, tuple(parts))

@@ -14,9 +14,16 @@ from operator import attrgetter, itemgetter
 
 from ipygpumem.heap.bulk import instances_among
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.kinds.arrays import Array, Span, StorageKey, describe, library_type, owner_of
+from ipygpumem.heap.kinds.arrays import (
+    Array,
+    ArraySpan,
+    StorageKey,
+    describe,
+    library_type,
+    owner_of,
+)
 from ipygpumem.heap.kinds.tensors import Reader, Storages
-from ipygpumem.heap.kinds.watching import WatchedArray, watch
+from ipygpumem.heap.kinds.watching import WatchedNumpyArray, watch
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import type_name
@@ -65,7 +72,7 @@ class WatchedName:
             if library == "torch" and key in storages:
                 tensors_with_storage.append(array)
             elif library == "numpy":
-                arrays.append((WatchedArray(owner_of(item)), array))
+                arrays.append((WatchedNumpyArray(owner_of(item)), array))
             else:
                 arrays.append((watch(item), array))
         return cls(record, tuple(arrays), tuple(tensors_with_storage), storages)
@@ -154,10 +161,10 @@ def record_without_name(item: object) -> RetainedArray:
 # -- NumPy's arrays, which user code must not find weakly referenced ------------------------------
 
 
-def places_of_numpy(watched: Iterable[WatchedName]) -> list[Span]:
-    """Return the places in memory of names' NumPy arrays that are alive."""
-    places = [array.place for array in _numpy_arrays(watched) if array()]
-    return [place for place in places if place is not None]
+def spans_of_numpy(watched: Iterable[WatchedName]) -> list[ArraySpan]:
+    """Return the addresses of names' NumPy arrays that are alive."""
+    spans = [array.span for array in _numpy_arrays(watched) if array()]
+    return [span for span in spans if span is not None]
 
 
 def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:
@@ -165,14 +172,14 @@ def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:
     arrays = _numpy_arrays(watched)
     if not arrays:
         return
-    places = heap.places()
+    spans = heap.spans()
     for array in arrays:
-        array.update(places)
+        array.update(spans)
 
 
 def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> None:
     """End the weak references to names' NumPy arrays. From now on, an array is recognised by its
-    place in memory: NumPy does not resize an array with a weak reference.
+    addresses: NumPy does not resize an array with a weak reference.
 
     Args:
         watched: the names.
@@ -182,16 +189,16 @@ def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> No
     arrays = _numpy_arrays(watched)
     if not arrays:
         return
-    places = {array.place for array in arrays} if heap is None else heap.places()
+    spans = {array.span for array in arrays} if heap is None else heap.spans()
     for array in arrays:
-        array.detach(places)
+        array.detach(spans)
 
 
-def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedArray]:
+def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedNumpyArray]:
     """Return names' NumPy arrays."""
-    numpy_arrays = list[WatchedArray]()
+    numpy_arrays = list[WatchedNumpyArray]()
     for item in watched:
         for is_alive, _ in item.arrays:
-            if isinstance(is_alive, WatchedArray):
+            if isinstance(is_alive, WatchedNumpyArray):
                 numpy_arrays.append(is_alive)
     return numpy_arrays

@@ -11,11 +11,10 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import _lru_cache_wrapper
-from itertools import compress
 from typing import NamedTuple
 
 from ipygpumem.heap.bulk import by_identity, instances_among
-from ipygpumem.heap.kinds.arrays import holding_objects, is_array, library_type
+from ipygpumem.heap.kinds.arrays import is_array, library_type, object_arrays
 from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.statements import outermost
@@ -105,8 +104,8 @@ def plain_arrays(items: Sequence[object]) -> set[int]:
     """
     arrays = by_identity(arrays_among(items))
     of_numpy = list(filter(is_array, arrays.values()))
-    of_objects = compress(of_numpy, holding_objects(of_numpy))
-    return arrays.keys() - set(map(id, of_objects))
+    with_objects = object_arrays(of_numpy)
+    return arrays.keys() - set(map(id, with_objects))
 
 
 def have_references(items: Sequence[object]) -> bool:

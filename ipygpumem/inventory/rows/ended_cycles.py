@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, compress
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
-from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects
+from ipygpumem.heap.kinds.arrays import flat_elements, object_arrays
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.roots import Roots
@@ -68,8 +68,8 @@ def _may_be_in_cycles(arrays: Sequence[Any]) -> bool:
     """Return True if an array has objects as elements that may refer to the array: more than text
     and numbers.
     """
-    of_objects = compress(arrays, holding_objects(arrays))
-    items = chain.from_iterable(flat_elements(array) or () for array in of_objects)
+    with_objects = object_arrays(arrays)
+    items = chain.from_iterable(flat_elements(array) or () for array in with_objects)
     return any(map(gc.is_tracked, items))
 
 

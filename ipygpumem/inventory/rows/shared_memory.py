@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
 from ipygpumem.heap.kinds.arrays import StorageKey, describe, storage_key
 from ipygpumem.heap.kinds.tensors import Reader
-from ipygpumem.heap.kinds.watching import WatchedArray
+from ipygpumem.heap.kinds.watching import WatchedNumpyArray
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.inventory.remaining.watched_names import WatchedName, storages_of
 from ipygpumem.inventory.rows.array_holders import HeldArrays
@@ -123,8 +123,8 @@ def _places_in_memory(watched: Sequence[WatchedName]) -> list[_ArrayPlace]:
     places = list[_ArrayPlace]()
     for item in watched:
         for is_alive, array in item.arrays:
-            if isinstance(is_alive, WatchedArray) and is_alive() and is_alive.place:
-                _, start, end = is_alive.place
+            if isinstance(is_alive, WatchedNumpyArray) and is_alive() and is_alive.span:
+                _, start, end = is_alive.span
                 places.append(_ArrayPlace(start, end, array.storage))
     return places
 

@@ -18,7 +18,14 @@ from typing import Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.bulk import by_identity, chunks, instances_among, of_types
-from ipygpumem.heap.kinds.arrays import Array, Span, StorageKey, library_type, owner_of, place_of
+from ipygpumem.heap.kinds.arrays import (
+    Array,
+    ArraySpan,
+    StorageKey,
+    library_type,
+    owner_of,
+    span_of,
+)
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.live.garbage import GcMark
 from ipygpumem.heap.live.heap import Heap, take_out
@@ -50,7 +57,7 @@ class Baseline:
         self,
         context: ShellContext,
         remarks: list[str],
-        known: Iterable[Span],
+        known: Iterable[ArraySpan],
         names: tuple[str, ...],
     ) -> None:
         self._namespace = context.namespace
@@ -85,7 +92,7 @@ class Baseline:
         context.garbage.list_from_now(self._objects_since)
 
     def _list_arrays(
-        self, context: ShellContext, remarks: list[str], known: Iterable[Span]
+        self, context: ShellContext, remarks: list[str], known: Iterable[ArraySpan]
     ) -> None:
         """List the arrays at the start; a failure becomes a remark. The arguments are those of the
         constructor.
@@ -118,7 +125,7 @@ class Baseline:
         if self._arrays.may_have_died(item):
             # A new array may have the identity and the place of an older one that has died.
             is_received = id(item) in self._received
-            return not is_received and not self.is_surely_new(place_of(owner_of(item)))
+            return not is_received and not self.is_surely_new(span_of(owner_of(item)))
         return True
 
     def remarks_on_grown(
@@ -184,12 +191,12 @@ class Baseline:
                 in_older.update(map(id, new_dicts[key].values()))
         return in_older
 
-    def is_surely_new(self, place: Span) -> bool:
-        """Return True if the NumPy array at a place was surely made since the start: only new
-        containers refer to it, a container of the start has received it, or its memory was not
+    def is_surely_new(self, span: ArraySpan) -> bool:
+        """Return True if the NumPy array at some addresses was surely made since the start: only
+        new containers refer to it, a container of the start has received it, or its memory was not
         mapped at the start.
         """
-        identity, start, end = place
+        identity, start, end = span
         return identity in self._received or self.is_new_memory(start, end)
 
     def is_new_memory(self, start: int, end: int) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import compress
 from types import ModuleType
 from typing import Any
 
@@ -21,13 +20,13 @@ from ipygpumem.heap.bulk import by_identity, instances_among, types_of
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.holders.registries import Registered, figure_of, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.kinds.arrays import StorageKey, described, holding_objects, object_key
+from ipygpumem.heap.kinds.arrays import StorageKey, described, object_arrays, object_key
 from ipygpumem.heap.knowledge.barriers import is_of_this_package
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.sizes.region import Region
-from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
 from ipygpumem.inventory.leaks import unreached
 from ipygpumem.inventory.leaks.retained import words_on_output
@@ -162,7 +161,7 @@ class SurvivingObjects:
         places: unreached.Places,
         listed: Set[StorageKey],
     ) -> None:
-        self._large_survivors = list[tuple[ReportedObjects, Size]]()
+        self._large_survivors = list[tuple[ReportedObjects, MeasuredSize]]()
         self.storages = set[StorageKey]()
         self.to_explain = list[object]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
@@ -186,7 +185,7 @@ class SurvivingObjects:
             if size.size_bytes >= notebook.smallest:
                 self._add(survivor, size)
 
-    def _add(self, survivor: ReportedObjects, size: Size) -> None:
+    def _add(self, survivor: ReportedObjects, size: MeasuredSize) -> None:
         """Add the objects of one row, whose holders ``%gpumem leaks`` must search."""
         items = survivor.items
         self._large_survivors.append((survivor, size))
@@ -303,7 +302,7 @@ class Unlisted:
             if library == "numpy":
                 numpy_arrays += on_storage
         # An array of objects is left out without its elements, which may be leaks of their own.
-        with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
+        with_objects = by_identity(object_arrays(numpy_arrays))
         sizes.exclude_data(with_objects.values())
         sizes.exclude([array for array in large_arrays if id(array) not in with_objects])
 
@@ -424,7 +423,7 @@ def _row_of_registry(registry: Sequence[Registered], unlisted: Unlisted) -> Held
     if size < unlisted.notebook.smallest:
         return None
     holder = holder_of_registered([registered.root for registered in unnamed])
-    return HeldRow(row_of(objects, Size({"cpu": size})), holder)
+    return HeldRow(row_of(objects, MeasuredSize({"cpu": size})), holder)
 
 
 def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[ReclaimableItem]:

@@ -57,7 +57,7 @@ def roots_of_notebook(
     namespaces.update(_attributes_of_shell(shell))
     objects = {
         id(shell): Root.freed_by_command("IPython's shell", Rank.IPYTHON),
-        id(ours): Root("ipygpumem itself", Rank.OURS, "please report this bug in ipygpumem"),
+        id(ours): Root("ipygpumem itself", Rank.OURS, advice="please report this bug in ipygpumem"),
     }
     return Roots(
         namespaces,
@@ -110,7 +110,7 @@ def _root_of_variable(key: object) -> Root:
     """Return the root of a variable, or of one of IPython's names for outputs."""
     name = text_of(key)
     if is_of_ipython(name):
-        return Root(f"IPython's output {name}", Rank.MODULE, f"%xdel {name}", is_output=True)
+        return Root(f"IPython's output {name}", Rank.MODULE, advice=f"%xdel {name}", is_output=True)
     return Root.of_variable(key)
 
 
@@ -120,7 +120,7 @@ def _root_of_variable_or_keeper(keepers: Container[str], key: object) -> Root:
     """
     name = text_of(key)
     if name in keepers:
-        return Root(f"{KEPT}{name}", Rank.KEPT, f"delete {name} when you no longer need it")
+        return Root(f"{KEPT}{name}", Rank.KEPT, advice=f"delete {name} when you no longer need it")
     return _root_of_variable(key)
 
 
@@ -129,13 +129,17 @@ def _root_of_output(key: object) -> Root:
     if type(key) is int:
         # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
         return Root(
-            code_of_output(key), Rank.PLACE, deletion_of_output(key), name="Out", is_output=True
+            code_of_output(key),
+            Rank.PLACE,
+            advice=deletion_of_output(key),
+            name="Out",
+            is_output=True,
         )
     key_code = literal(key)  # the user has added it
     if not key_code:
-        return Root("an item of Out", Rank.PLACE, "", is_of_library=True)
+        return Root("an item of Out", Rank.PLACE, is_of_library=True)
     code = f"Out[{key_code}]"
-    return Root(code, Rank.PLACE, "", code, cut=Cut(Kind.KEY, 0, "", code), name="Out")
+    return Root(code, Rank.PLACE, code=code, cut=Cut.of_root(Kind.KEY, code), name="Out")
 
 
 def _root_of_hidden_copy(key: object) -> Root:
@@ -143,8 +147,8 @@ def _root_of_hidden_copy(key: object) -> Root:
     name = text_of(key)
     if not name.startswith("_"):
         code = f'get_ipython().user_ns_hidden["{name}"]'
-        cut = Cut(Kind.KEY, 0, "", code)
-        return Root(f"IPython's hidden copy of {name}", Rank.IPYTHON, "", code, cut=cut)
+        cut = Cut.of_root(Kind.KEY, code)
+        return Root(f"IPython's hidden copy of {name}", Rank.IPYTHON, code=code, cut=cut)
     return Root.freed_by_command(f"IPython's hidden copy of {name}", Rank.IPYTHON)
 
 
@@ -157,14 +161,14 @@ def _root_of_script_global(file: str, key: object) -> Root:
     """Return the root of a global of a script that ``%run`` has run."""
     name = text_of(key)
     code = global_of_run(file, name)
-    cut = Cut(Kind.ATTRIBUTE, 0, "", code)
-    return Root(f"module of %run {Path(file).name}, global {name}", Rank.MODULE, "", code, cut=cut)
+    cut = Cut.of_root(Kind.ATTRIBUTE, code)
+    return Root(f"module of %run {Path(file).name}, global {name}", Rank.MODULE, code=code, cut=cut)
 
 
 def _root_of_saved_object(experiment: str, key: object) -> Root:
     """Return the root of an object that an open experiment restores at its end."""
     restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
-    return Root(restores, Rank.VARIABLE, "end it, then delete the name")
+    return Root(restores, Rank.VARIABLE, advice="end it, then delete the name")
 
 
 def _root_of_shell_attribute(shell: object, key: object) -> Root:
@@ -174,9 +178,9 @@ def _root_of_shell_attribute(shell: object, key: object) -> Root:
         return Root.freed_by_command(f"IPython's shell, {name}", Rank.IPYTHON)
     code = f"get_ipython().{name}"
     if name == "CustomTB":
-        call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")
-        return Root(code, Rank.IPYTHON, "", is_removed_as_whole=True, cut=call)
+        call = Cut.of_root(Kind.CALL, "get_ipython().set_custom_exc((), None)", id(shell))
+        return Root(code, Rank.IPYTHON, is_removed_as_whole=True, cut=call)
     if is_added(shell, name, None):
         cut = Cut(Kind.DELETED_ATTRIBUTE, id(shell), "get_ipython()", code)
-        return Root(code, Rank.IPYTHON, "", code, cut=cut)
-    return Root(code, Rank.IPYTHON, "", code)
+        return Root(code, Rank.IPYTHON, code=code, cut=cut)
+    return Root(code, Rank.IPYTHON, code=code)

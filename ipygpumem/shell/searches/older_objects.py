@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 
 from ipygpumem.heap.bulk import Kinds, by_identity
-from ipygpumem.heap.kinds.arrays import Span, is_array, places_of
+from ipygpumem.heap.kinds.arrays import ArraySpan, is_array, spans_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.live.heap import Heap
@@ -32,8 +32,8 @@ class OlderObjects:
         self._context = context
         self._tracked: list[Remembered] = []
         """Records of objects that the collector tracks."""
-        self._arrays: dict[int, Span] = {}
-        """The place of the memory of each NumPy array, by the array's identity. Arrays must have no
+        self._arrays: dict[int, ArraySpan] = {}
+        """The addresses of each NumPy array's memory, by the array's identity. Arrays must have no
         weak references while user code runs.
         """
         self._data = EarlierData()
@@ -44,8 +44,8 @@ class OlderObjects:
         self._tracked.append(Remembered(list(filter(gc.is_tracked, objects))))
         self._data.add(Kinds(objects))
         for array in filter(is_array, objects):
-            for place in places_of([array]):
-                self._arrays[id(array)] = place
+            for span in spans_of([array]):
+                self._arrays[id(array)] = span
 
     def tracked_identities(self) -> set[int]:
         """Return the identities of the tracked objects, as of the last ``update``."""
@@ -58,8 +58,8 @@ class OlderObjects:
             live: the live objects among those with ``tracked_identities``, by identity.
             heap: the live objects, among which are all live arrays.
         """
-        places = heap.places() if self._arrays else set[Span]()
-        self._arrays = {key: place for key, place in self._arrays.items() if place in places}
+        spans = heap.spans() if self._arrays else set[ArraySpan]()
+        self._arrays = {key: span for key, span in self._arrays.items() if span in spans}
         live_groups = list(filter(None, [group.alive(live) for group in self._tracked]))
         self._tracked = list(map(Remembered, live_groups))
 

@@ -30,7 +30,7 @@ from ipygpumem.heap.kinds.arrays import (
     library_type,
     object_key,
     owner_of,
-    place_of,
+    span_of,
 )
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live.heap import Heap, large_tensors, undisturbed
@@ -50,7 +50,7 @@ from ipygpumem.inventory.remaining.remaining_rows import Remaining
 from ipygpumem.inventory.remaining.watched_names import (
     WatchedName,
     detach_numpy,
-    places_of_numpy,
+    spans_of_numpy,
     storages_of,
 )
 from ipygpumem.inventory.rows.array_holders import (
@@ -222,7 +222,7 @@ class SurvivorSearch:
     def _may_be_older(self, watched: WatchedName) -> bool:
         """Return True if a live NumPy array of a name may have been made before the experiment."""
         is_new = self._ended.baseline.is_surely_new
-        return not all(map(is_new, places_of_numpy([watched])))
+        return not all(map(is_new, spans_of_numpy([watched])))
 
     def _tensors_without_name(self, storages_of_names: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new tensors, one for each storage that is not a name's."""
@@ -543,7 +543,7 @@ class SurvivorSearch:
             owner = owner_of(item)
             if not is_array(owner):
                 continue
-            _, start, end = place_of(owner)
+            _, start, end = span_of(owner)
             if baseline.is_new_memory(start, end):
                 in_new_memory.append(item)
         for text in of_types({id(str), id(bytes)}, list(heap.large_leaves)):

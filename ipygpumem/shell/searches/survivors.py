@@ -22,11 +22,11 @@ from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
-from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import MeasuredSize, Sizes, row_of
 from ipygpumem.inventory.remaining.grown_rows import GrownRow
 from ipygpumem.inventory.remaining.watched_names import (
     WatchedName,
-    places_of_numpy,
+    spans_of_numpy,
     storages_of,
     update_numpy,
 )
@@ -62,11 +62,11 @@ class ReportedObjects(NamedTuple):
     reported: HeldRow
     """The row in the report."""
 
-    def size_now(self, sizes: Sizes) -> Size:
+    def size_now(self, sizes: Sizes) -> MeasuredSize:
         """Return the present size of the objects together."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
-    def row(self, size: Size, holder: Holder, arrays: Iterable[HeldArrays]) -> HeldRow:
+    def row(self, size: MeasuredSize, holder: Holder, arrays: Iterable[HeldArrays]) -> HeldRow:
         """Return the row of the objects now.
 
         Args:
@@ -129,7 +129,7 @@ class Survivors:
             remarks: receives a sentence for the report if something could not be recorded.
             names: the notebook's names.
         """
-        arrays = places_of_numpy(self.names_with_arrays)
+        arrays = spans_of_numpy(self.names_with_arrays)
         return Baseline(self._context, remarks, arrays, names)
 
     def roots(self, keepers: Container[str] = ()) -> Roots:
