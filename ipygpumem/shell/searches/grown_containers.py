@@ -42,7 +42,7 @@ def notes_on_growth(rows: Iterable[GrownRow]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Growth:
+class _RecordedGrowth:
     """The growth of a container in an experiment."""
 
     container: Remembered
@@ -56,7 +56,7 @@ class _Growth:
     """Number of its items that have grown themselves; 0 if the container itself has grown."""
 
     @classmethod
-    def of(cls, grown: GrownContainer) -> _Growth:
+    def of(cls, grown: GrownContainer) -> _RecordedGrowth:
         """Return a record of a container's growth that does not keep the container alive."""
         return cls(
             Remembered([grown.item]),
@@ -94,14 +94,14 @@ class GrownContainers:
     """Weak records of the containers of one shell that have grown in experiments."""
 
     def __init__(self) -> None:
-        self._growths: list[_Growth] = []
+        self._growths: list[_RecordedGrowth] = []
 
     def add(self, grown_containers: Iterable[GrownContainer]) -> None:
         """Remember containers that an experiment's report names, unless they are remembered."""
         for grown in grown_containers:
             live = {id(grown.item): grown.item}
             if not any(growth.container.alive(live) for growth in self._growths):
-                self._growths.append(_Growth.of(grown))
+                self._growths.append(_RecordedGrowth.of(grown))
 
     def identities(self) -> set[int]:
         """Return the identities of the containers, some of which may have died."""
@@ -120,7 +120,7 @@ class GrownContainers:
             smallest: minimum bytes of a row.
         """
         containers = dict[int, Any]()
-        still_alive = list[_Growth]()
+        still_alive = list[_RecordedGrowth]()
         for growth in self._growths:
             for container in growth.container.alive(live):
                 if growth.row(container, "") is not None:

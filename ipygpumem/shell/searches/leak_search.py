@@ -95,11 +95,11 @@ class LeakSearch:
         with undisturbed():
             # Before the heap refers to them, too.
             self._printed_texts = set(map(id, self._printed.own_texts()))
-            outputs = _Outputs(self._context, ownable_objects(self._context.namespace))
+            outputs = _NotebookOutputs(self._context, ownable_objects(self._context.namespace))
             heap = Heap(
                 smallest=self._smallest,
                 of_libraries=loaded_classes(),
-                instances_of=unreached.OF_PLACES,
+                instances_of=unreached.KEEPER_TYPES,
             )
             progress(0.3)
             retained = outputs.retained(heap)
@@ -129,7 +129,7 @@ class LeakSearch:
         self,
         heap: Heap,
         retained: Retained,
-        outputs: _Outputs,
+        outputs: _NotebookOutputs,
         roots: Roots,
         progress: Progress,
     ) -> Leaks:
@@ -200,9 +200,11 @@ class LeakSearch:
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = NotebookOnHeap(heap, namespace, self._smallest)
-        surviving = SurvivingObjects(self._survivors, notebook, large.places, storages_of_survivors)
+        surviving = SurvivingObjects(
+            self._survivors, notebook, large.keepers, storages_of_survivors
+        )
         in_rows = storages_of_survivors | surviving.storages | storages_of_graphs
-        unlisted = Unlisted(notebook, large.places, surviving.sizes, storages_of_survivors)
+        unlisted = Unlisted(notebook, large.keepers, surviving.sizes, storages_of_survivors)
         candidates = large.largest(unlisted)
         ids_behind_names = _ids_behind_names(candidates, notebook)
         arrays = _UnnamedArrays(notebook, in_rows, ids_behind_names)
@@ -250,7 +252,7 @@ class _RowsOfLeaks(NamedTuple):
         return with_remarks(rows, remarks)
 
 
-class _Outputs:
+class _NotebookOutputs:
     """The outputs that IPython keeps.
 
     Make it before the heap is listed (see ``paths_of``), and keep no other references to the names'
