@@ -196,7 +196,9 @@ def _parsed_share(headroom: object) -> float:
 
 
 def _number_of_tries(max_tries: object) -> int:
-    """Return the number of tries that the user has given, or the default."""
+    """Return the maximum number of tries after the first: the user's, or else the default. With
+    0, no other value is tried.
+    """
     if max_tries is None:
         return _DEFAULT_TRIES
     try:

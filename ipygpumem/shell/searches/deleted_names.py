@@ -81,7 +81,8 @@ class DeletedNames:
         if is_atom(value) or is_instance(value, type) or is_instance(value, ModuleType):
             return
         watched_names = watch_names([(name, value)], search)
-        detach_numpy(watched_names)  # user code is about to run
+        # The cell runs next, and NumPy does not resize an array with a weak reference.
+        detach_numpy(watched_names)
         cell = self._context.shell.execution_count
         watched = watched_names[0] if watched_names else None
         self._names[name] = _DeletedName(cell, watched, lasting_weak(value))

@@ -14,7 +14,7 @@ from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.kinds.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.kinds.libraries import loaded_classes
 from ipygpumem.heap.live.heap import Heap, undisturbed
-from ipygpumem.heap.live.live_tensors import live_tensors
+from ipygpumem.heap.live.live_tensors import create_hidden_tensors
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory.arrays.roles import added_to_optimizers, optimizer_states
@@ -91,7 +91,7 @@ class LeakSearch:
 
     def find(self, progress: Progress) -> Leaks:
         """Return the leaks. Collect garbage before, because it is no leak."""
-        live_tensors(self._context.garbage)  # creates the objects of tensors known only in C++
+        create_hidden_tensors(self._context.garbage)
         with undisturbed():
             # Before the heap refers to them, too.
             self._printed_texts = set(map(id, self._printed.own_texts()))
@@ -138,19 +138,27 @@ class LeakSearch:
         Each byte is in one row. So the order of these steps counts: each leaves out the memory of
         the rows that the steps before have made.
         """
+        # After ``x = np.ones(10**7); runs.append(x)`` in an experiment, its end deletes ``x``, and
+        # ``runs`` keeps the array.
         survivors = self._leaked_names(heap)
         survivors += tensors_on_arrays(survivors, heap)
         storages_of_survivors = storages_of(survivors)
+        # "losses: 100 tensors keep their autograd graphs": no leak, so ``kept`` has the row. Graphs
+        # of names have none, because ``loss.backward()`` may follow.
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
         storages_of_graphs = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        # Large arrays and objects to which no name leads, such as a local of a running thread.
         unnamed = self._unnamed_memory(
             heap, storages_of_survivors, storages_of_graphs, outputs.identities_of_notes()
         )
         progress(0.7)
         leaked = self._rows_of_leaks(survivors, unnamed, heap, roots)
+        # "Out[5]: Tensor that only IPython holds": its arrays here, its other memory below. The
+        # storages of survivors are in the rows of leaks, too, so they don't count as new.
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _rows_of_findings(findings, self._smallest, storages_of_survivors)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
+        # One row for all that one line frees; the line also ends cycles that would keep the memory.
         rows = leaked.merged()
         cycles = with_ended_cycles(rows, roots.lines.removed.objects, roots, heap.ndarrays)
         return Leaks(
