@@ -57,18 +57,22 @@ class DeletedNames:
     def watch(self, source: str) -> None:
         """Watch the objects of the names that a cell may delete; call it before its code runs.
 
+        Of more than ``_MOST_DELETED`` names, those count that the cell has last, because cells tend
+        to delete at their end. If it may delete any name, the newest ones count.
+
         Args:
             source: the cell's source.
         """
-        words = set(_WORD.findall(source))
+        words_last_first = dict.fromkeys(reversed(_WORD.findall(source)))
+        words = words_last_first.keys()
         if words.isdisjoint(_DELETING):
             return
         namespace = self._context.namespace
-        candidates: Iterable[str] = words & namespace.keys()
+        candidates: Iterable[str] = filter(namespace.__contains__, words_last_first)
         if words & _DELETING_ANY:  # ``%reset_selective m.*``
-            candidates = namespace
-        names = ownable(candidates)[-_MOST_DELETED:]
-        for name in names:
+            candidates = reversed(namespace)
+        names = ownable(candidates)[:_MOST_DELETED]
+        for name in reversed(names):  # the first ones are forgotten first
             search = ArraySearch()
             search.left = MOST_AT_START // len(names)
             self._watch_name(name, namespace[name], search)
