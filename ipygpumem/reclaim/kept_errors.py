@@ -124,7 +124,7 @@ def _reachable(
     of variables.
     """
     for error in last:
-        yield error, ErrorReference("", FORGET_LAST_ERROR)
+        yield error, ErrorReference(place="", statement=FORGET_LAST_ERROR)
     for entries in chunks(stored_errors(named, allowance)):
         # One question for many errors first: most hold only a text.
         if not _may_hold_memory([error for error, *_ in entries]):

@@ -261,7 +261,7 @@ class _HeldMemorySearch:
         search = _ArrayCollector(allowance.share(2))
         search.pass_over(*self.errors, *self.passed_over)
         search.left = MOST_AT_START  # the notebook may have more objects than the errors
-        search.add(HeldObject("", self.notebook_values))
+        search.add(HeldObject(name="", value=self.notebook_values))
         search.add_autograd(allowance.share(2))
         search.left = MOST_OBJECTS
         return search
@@ -389,7 +389,7 @@ def _is_held_by_frames_alone(held: HeldObject, occurrences: int) -> bool:
     """Return True if only frames and this list of locals refer to an object, so that it cannot
     be the notebook's, too. ``occurrences`` is the number of locals that have it.
     """
-    probe = HeldObject("", object())  # one ``HeldObject`` refers to it, and no frame
+    probe = HeldObject(name="", value=object())  # one ``HeldObject`` refers to it, and no frame
     # Each ``HeldObject`` refers to it, and the frame of each; the probe is one of these.
     return sys.getrefcount(held.value) - sys.getrefcount(probe.value) < 2 * occurrences
 

@@ -112,7 +112,7 @@ def reconcile(
     nvml = Nvml()
     for device, question in _questions(findings, nvml, figures, storages, everything, of_ipython):
         findings.reconciliations += findings.attempt(device, question, [])
-    findings.attempt("NVML", nvml.close, None)
+    findings.attempt("NVML", nvml.close, otherwise=None)
     return findings
 
 

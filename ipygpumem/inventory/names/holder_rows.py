@@ -229,7 +229,7 @@ class HolderRows:
             chain_down = self._search.graph.chain(item, self._search.ways_from_unheld)
             if chain_down is not None:
                 root, steps = chain_down
-                return [FoundChain([root], steps, 1)]
+                return [FoundChain([root], steps, number_of_references=1)]
         return []
 
     def groups(self) -> dict[Holder, set[NodeKey]]:

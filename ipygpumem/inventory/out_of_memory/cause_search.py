@@ -58,7 +58,7 @@ def find_cause(
         shortage = _shortage_on_card(figures, snapshot)
     elif failure.place == "shm":
         usage = shutil.disk_usage(MOUNT)
-        return cause_of(Shortage("shm", None, usage.total, usage.free))
+        return cause_of(Shortage("shm", total_bytes=usage.total, free_bytes=usage.free))
     else:
         shortage = _shortage_on_host(failure.requested_bytes)
     cause = cause_of(shortage)
@@ -309,7 +309,7 @@ def _other_processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator
         total = sum(sizes.values())
         words = f"{len(sizes)} other processes have {format_bytes(total)} of it, {label} the most"
         yield ProcessOrNames(
-            "process", words, total, _room_without(shortage, total, bytes_to_limit), ""
+            "process", words, total, _room_without(shortage, total, bytes_to_limit), remedy=""
         )
 
 

@@ -108,7 +108,7 @@ class ExperimentEnd:
         self._log = experiment.log
         self._recovery = recovery
         self._handle = handle
-        self._surroundings = Surroundings(None, ())
+        self._surroundings = Surroundings(enclosing=None, elsewhere=())
         self._steps = self._all_steps()
         self._own_names: list[str] | None = None
         """The names of its scope, from when they are listed until they are deleted.

@@ -101,6 +101,6 @@ class DeletedNames:
         deleted = self._names.get(name)
         was_bound_later = deleted is not None and cell is not None and cell >= deleted.cell
         if deleted is None or was_bound_later:
-            return DeletedObject(None, None)
+            return DeletedObject(watched=None, value=None)
         value = None if deleted.reference is None else deleted.reference()
         return DeletedObject(deleted.watched, value)

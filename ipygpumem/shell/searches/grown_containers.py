@@ -75,11 +75,17 @@ class _RecordedGrowth:
             path: code for it, such as ``log``, or words.
         """
         if self.grown_items:
-            grown = GrownContainer(container, self.size_bytes, 0, 0, self.grown_items)
-            return GrownRow(path, self.size_bytes, grown.items, "")
+            grown = GrownContainer(
+                container,
+                self.size_bytes,
+                earlier_length=0,
+                length=0,
+                grown_items=self.grown_items,
+            )
+            return GrownRow(path, self.size_bytes, grown.items, line="")
         extents = Extents()
         extents.add_length(container, self.length_at_start)
-        for grown in extents.grown_containers([container], 1):
+        for grown in extents.grown_containers([container], smallest=1):
             grown = grown._replace(was_empty=self.was_empty)
             line = grown.line_to_empty(path)
             if grown.length > self.length_at_end and line:
@@ -123,7 +129,8 @@ class GrownContainers:
         still_alive = list[_RecordedGrowth]()
         for growth in self._growths:
             for container in growth.container.alive(live):
-                if growth.row(container, "") is not None:
+                is_longer = growth.row(container, path="") is not None  # the path is not known yet
+                if is_longer:
                     containers[id(growth)] = container
                     still_alive.append(growth)
         self._growths = still_alive

@@ -157,9 +157,11 @@ def _remember(
 ) -> None:
     """Remember the memory at the first look, and count the runs from now on."""
     large_ids = _result_on_large_objects(lambda items, heap: set(map(id, items)))
-    growing.first_look = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
+    growing.first_look = FirstLook(
+        names, unnamed_arrays, Contents(objects), large_ids, free_heap_bytes=0
+    )
     growing.runs = 0
-    growing.processes = Processes(0, _bytes_by_process(children_now()))
+    growing.processes = Processes(run=0, sizes=_bytes_by_process(children_now()))
 
 
 def _memory_of_names(objects: dict[str, object], progress: Progress) -> LargestNames:
