@@ -325,7 +325,9 @@ class Plan:
         return self._larger_values()
 
     def _take_turn_to_reduce(self) -> Values | None:
-        """Return the values with the next variable reduced, or None if all are at their minimum."""
+        """Return the values with the next variable reduced; None if all are at their minimum. The
+        variable after it has the next turn.
+        """
         for _ in self._variables:
             variable = self._variables[self._turns % len(self._variables)]
             self._turns += 1

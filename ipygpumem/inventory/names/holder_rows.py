@@ -390,7 +390,8 @@ class HolderRows:
     def _row_for(
         self, key: NodeKey, roots: Sequence[Root], steps: Sequence[object], references: int
     ) -> _RowOfRoot | None:
-        """Return the row to which to add a node; None if the root has too many rows.
+        """Return the row to which to add a node, and make it if the root has none for it; None if
+        the root has too many rows already.
 
         Each row has one way to each of its objects: a second way from the same root goes into the
         root's second row. Only if one line deletes the object on both ways, it is added to the row

@@ -223,9 +223,9 @@ class RemainingRows:
             self._add(mixed.row(), mixed.items, _UNKNOWN_CHAIN)
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
-        """Return the memory of a group of objects that nothing has counted yet, and the label of
-        this measurement. The label is empty after ``_MOST_LABELS`` measurements: each compares all
-        labels.
+        """Count the memory of a group of objects that nothing has counted yet. Return it, and the
+        label of this measurement. The label is empty after ``_MOST_LABELS``
+        measurements: each compares all labels.
         """
         self._measured += 1
         label = ""

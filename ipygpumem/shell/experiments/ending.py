@@ -376,7 +376,8 @@ class ExperimentEnd:
             self._log.remarks.append(f"objects still alive could not be listed: {why}")
 
     def _rows_of_survivors(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
-        """Return the rows of the objects that are still alive.
+        """Return the rows of the objects that are still alive. Add the RAM of new arrays in
+        older objects that stay on purpose to ``_after``, for the note on RAM without a name.
 
         Args:
             watched: the arrays of the deleted names.

@@ -176,7 +176,7 @@ class LeakSearch:
         that experiments have left without a name.
 
         Those of which the state of the user's live optimizer consists are left out: they are no
-        leak.
+        leak. The survivors forget the arrays that have died.
         """
         self._survivors.update(heap)
         large = [
