@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.control_group import limited_group, move
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.inventory.out_of_memory.causes import Bound, Holder, Shortage, cause_of
+from ipygpumem.inventory.out_of_memory.causes import Bound, ProcessOrNames, Shortage, cause_of
 from ipygpumem.units import GIB, MIB
 from tests.alone import ROOT
 from tests.steps import run_cells, run_failing, tidied_kernel
@@ -19,8 +19,8 @@ from tests.steps import run_cells, run_failing, tidied_kernel
 CARD = Shortage("cuda:0", 6 * GIB, 24 * GIB, 5 * GIB, setting="A=expandable_segments:True")
 HOST = Shortage("cpu", 6 * GIB, 24 * GIB, 5 * GIB, overcommits=True)
 GAPS = replace(CARD, gap_bytes=2 * GIB, largest_gap_bytes=GIB, expandable_bytes=2 * GIB)
-NAMES = Holder("names", "names", 3 * GIB, 8 * GIB, "del them")
-PROCESS = Holder("process", "process", 4 * GIB, 9 * GIB, "end it")
+NAMES = ProcessOrNames("names", "names", 3 * GIB, 8 * GIB, "del them")
+PROCESS = ProcessOrNames("process", "process", 4 * GIB, 9 * GIB, "end it")
 BOUND = Bound(GIB, "the limit", "lift it")
 TIGHT_BOUND = BOUND._replace(left_bytes=MIB)
 LIMITED = replace(HOST, bounds=(BOUND,))

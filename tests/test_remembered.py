@@ -1,6 +1,7 @@
 """An object is recognised by more than its place in memory, which another one may have taken."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.kinds.arrays import described, span_of
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.remembered import Remembered
+from ipygpumem.shell.searches import deleted_names
 from ipygpumem.shell.searches.baselines import Baseline
 from tests.steps import HIDE_LIBRARIES, experiment, kernel_with, run_cells
 
@@ -166,3 +168,19 @@ def test_each_of_a_few_objects_is_recognised_alone() -> None:
     remembered = Remembered(items)
     items[3]["number"] = 0.5  # type: ignore[index]
     assert remembered.alive(by_identity(items)) == [*items[:3], *items[4:]]
+
+
+def test_of_very_many_deleted_names_the_last_ones_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deleted_names, "_MOST_DELETED", 2)
+    names = [f"name{number}" for number in range(50)]
+    namespace: dict[str, object] = {name: set[int]() for name in sorted(names)}
+    context: Any = SimpleNamespace(namespace=namespace, shell=SimpleNamespace(execution_count=1))
+    deleted = deleted_names.DeletedNames(context)
+    deleted.watch(f"del {', '.join(names)}")
+    watched = [name for name in names if deleted.of(name, None).value is not None]
+    assert watched == ["name48", "name49"]
+    deleted.watch("%reset_selective -f name")
+    watched = [name for name in names if deleted.of(name, None).value is not None]
+    assert watched == sorted(names)[-2:]

@@ -150,7 +150,14 @@ class _Loop:
         try:
             usages = self._span.lap()
             seconds = time.perf_counter() - self._started
-            record = TraceRecord(self._label, self._started_at, seconds, None, usages, self._number)
+            record = TraceRecord(
+                self._label,
+                self._started_at,
+                seconds,
+                error=None,
+                usages=usages,
+                iteration=self._number,
+            )
             self._records.append(record)
             self._traces.finished.append(record)
             self._growing.add(usages)

@@ -214,7 +214,7 @@ def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     'load'
     """
     if callable(what) or isinstance(what, classmethod):
-        return apply_decorator(what, lambda: _with_trace(what, "", silent=False), "trace")
+        return apply_decorator(what, lambda: _with_trace(what, label="", silent=False), "trace")
     return Trace(what, silent=silent)
 
 

@@ -124,7 +124,9 @@ class Budget(GuardedBlock):
         """The limits that this budget has changed, by device index."""
 
     def size_of(self, device: str) -> int:
-        """Return the size that the budget gives to a device; 0 if it gives none."""
+        """Return the size that the budget gives to a CUDA device; 0 if it gives none. With ``gpu``,
+        that is its size of each device, in use or not.
+        """
         return self.sizes.get(device, self.sizes.get("gpu", 0))
 
     def start(self) -> None:

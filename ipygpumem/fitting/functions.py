@@ -21,7 +21,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         AutofitError: no values fit, or the function does not take the variables.
     """
     __tracebackhide__ = True
-    _checked_parameters(function, fit.plan.values)
+    _checked_parameters(function, fit.plan.values)  # raises now, not in the first try
     try:
         while True:
             result = _run_try(function, fit)
@@ -47,7 +47,7 @@ def _run_try(function: Callable[..., Any], fit: Fit) -> Any:
         if not fit.end(error):
             raise
         return None
-    fit.end(None, result)
+    fit.end(error=None, result=result)
     return result
 
 

@@ -196,7 +196,9 @@ def _parsed_share(headroom: object) -> float:
 
 
 def _number_of_tries(max_tries: object) -> int:
-    """Return the number of tries that the user has given, or the default."""
+    """Return the maximum number of tries after the first: the user's, or else the default. With
+    0, no other value is tried.
+    """
     if max_tries is None:
         return _DEFAULT_TRIES
     try:
@@ -323,7 +325,9 @@ class Plan:
         return self._larger_values()
 
     def _take_turn_to_reduce(self) -> Values | None:
-        """Return the values with the next variable reduced, or None if all are at their minimum."""
+        """Return the values with the next variable reduced; None if all are at their minimum. The
+        variable after it has the next turn.
+        """
         for _ in self._variables:
             variable = self._variables[self._turns % len(self._variables)]
             self._turns += 1

@@ -101,7 +101,7 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     name = checked_device(device)
     if name == "cpu":
         state = f"limited to {format_bytes(leave_bytes)} more until free()"
-        return MemoryReservation(name, 0, state, _limit_host(leave_bytes))
+        return MemoryReservation(name, size_bytes=0, state=state, release=_limit_host(leave_bytes))
     return _reserve_all_but(leave_bytes, name)
 
 

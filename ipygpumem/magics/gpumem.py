@@ -261,5 +261,15 @@ def _running_cells(app: App) -> list[CellRecord]:
         number = number_of_input(app.context.shell, cell.source)
         started_at = cell.measurement.started_at
         seconds = time.time() - started_at
-        records.append(CellRecord(number, None, None, started_at, seconds, True, None, ()))
+        record = CellRecord(
+            execution_count=number,
+            cell_id=None,
+            experiment=None,
+            started_at=started_at,
+            duration_seconds=seconds,
+            success=True,
+            error=None,
+            usages=(),
+        )
+        records.append(record)
     return records

@@ -29,7 +29,7 @@ class ErrorReference(NamedTuple):
     place: str
     """``error``, ``errors[0]``; empty for the last error, kept by IPython and ``sys``."""
     statement: str
-    """The statement that removes the reference."""
+    """The statement that removes the reference; empty if an assignment to ``target`` does."""
     target: str = ""
     """The place as the target of an assignment, if that removes the reference."""
     loses: str = ""
@@ -115,7 +115,7 @@ def _reference_to_item(name: str, container: Any, path: KeyPath) -> ErrorReferen
         steps += f"[{code}]"
         inner = _item_at(inner, key)
     target = f"{_code_of_name(name)}{steps}"
-    return ErrorReference(f"{name}{steps}", "", target, loses)
+    return ErrorReference(f"{name}{steps}", statement="", target=target, loses=loses)
 
 
 def _item_at(container: Any, key: object) -> Any:

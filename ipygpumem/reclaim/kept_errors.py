@@ -25,7 +25,7 @@ from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
 from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes, reference_to
 from ipygpumem.reclaim.frames import finished_frames, names_in
-from ipygpumem.reclaim.listing import Place, held_by_places
+from ipygpumem.reclaim.listing import HeldObject, memory_behind
 from ipygpumem.reclaim.stored_errors import READ_TYPES, stored_errors
 from ipygpumem.records import KeptError, RetainedArray
 from ipygpumem.units import MIB
@@ -55,15 +55,15 @@ def find(
     """
     reachable = list(islice(_reachable(last, named, allowance), _MOST_ERRORS))
     groups = _grouped(reachable)
-    places = list[Place]()
+    held_objects = list[HeldObject]()
     errors = list[BaseException]()
     for number, group in enumerate(groups):
         errors += group.errors.values()
-        for place in _places_of_errors(list(group.errors.values())):
+        for held in _objects_of_errors(list(group.errors.values())):
             # The number of the group instead of a line, which an attribute does not have: so each
             # row names its group below.
-            places.append(place._replace(line=number))
-    memory = held_by_places(places, notebook, errors, [], allowance)
+            held_objects.append(held._replace(line=number))
+    memory = memory_behind(held_objects, notebook, errors, [], allowance)
     rows_by_group: dict[int, list[RetainedArray]] = {}
     for row in memory.rows:
         rows_by_group.setdefault(row.line, []).append(row)
@@ -76,7 +76,7 @@ def find(
 
 
 def _kept_error(
-    group: _Group,
+    group: _ErrorGroup,
     rows: Sequence[RetainedArray],
     notebook: Mapping[str, object],
     *,
@@ -124,7 +124,7 @@ def _reachable(
     of variables.
     """
     for error in last:
-        yield error, ErrorReference("", FORGET_LAST_ERROR)
+        yield error, ErrorReference(place="", statement=FORGET_LAST_ERROR)
     for entries in chunks(stored_errors(named, allowance)):
         # One question for many errors first: most hold only a text.
         if not _may_hold_memory([error for error, *_ in entries]):
@@ -151,7 +151,7 @@ def _may_hold_memory(errors: Sequence[BaseException]) -> bool:
 
 
 @dataclass
-class _Group:
+class _ErrorGroup:
     """Errors that keep each other alive, and everything that refers to one of them from outside."""
 
     errors: dict[int, BaseException] = field(default_factory=dict)
@@ -160,16 +160,16 @@ class _Group:
     """The references that the user has to remove."""
 
 
-def _grouped(reachable: Iterable[tuple[BaseException, ErrorReference]]) -> list[_Group]:
+def _grouped(reachable: Iterable[tuple[BaseException, ErrorReference]]) -> list[_ErrorGroup]:
     """Return the errors in groups, so that no two groups share an error or a reference.
 
     For ``first = error; second = error.__cause__`` there is one group: the first error keeps the
     second alive. ``reachable`` are errors with the references to them.
     """
-    groups = list[_Group]()
+    groups = list[_ErrorGroup]()
     for error, reference in reachable:
-        merged = _Group({id(linked): linked for linked in exceptions.chain(error)})
-        separate = list[_Group]()
+        merged = _ErrorGroup({id(linked): linked for linked in exceptions.chain(error)})
+        separate = list[_ErrorGroup]()
         for group in groups:
             if group.errors.keys().isdisjoint(merged.errors) and reference not in group.references:
                 separate.append(group)
@@ -235,18 +235,18 @@ def _may_lead_to_error(item: object) -> bool:
 # -- the memory behind errors -------------------------------------------------------------------
 
 
-def _places_of_errors(errors: Sequence[BaseException]) -> Iterator[Place]:
-    """Yield the attributes of errors, and the locals of their frames, as places.
+def _objects_of_errors(errors: Sequence[BaseException]) -> Iterator[HeldObject]:
+    """Yield the attributes of errors, and the locals of their frames.
 
     Two errors may have the same names, so the identity of the error or frame stands for the
-    function, which distinguishes the places of one name.
+    function, which distinguishes the objects of one name.
     """
     ids_with_frames_listed = set[int]()
     for error in errors:
         prefix = f"{type_name(error)}." if len(errors) > 1 else ""
         for name, value in _attributes_of_error(error):
             if id(type(value)) not in ATOMS or sys.getsizeof(value) >= MIB:
-                yield Place(prefix + name, value, str(id(error)))
+                yield HeldObject(prefix + name, value, str(id(error)))
         if id(error) in ids_with_frames_listed:
             continue
         # The frames of an error include those of all errors in its chain.
@@ -254,7 +254,7 @@ def _places_of_errors(errors: Sequence[BaseException]) -> Iterator[Place]:
         for frame, _ in finished_frames(error):
             for name, value in names_in(frame).items():
                 label = f"{name} of {frame.f_code.co_name}()"
-                yield Place(label, value, str(id(frame)))
+                yield HeldObject(label, value, str(id(frame)))
 
 
 def _attributes_of_error(error: BaseException) -> Iterator[tuple[str, object]]:

@@ -135,7 +135,7 @@ def _errors_in_container(name: str, container: Any, allowance: Allowance) -> lis
     keys: Sequence[object] = range(len(items))
     if id(type(container)) in DICT_TYPES:
         keys = list(islice(container, _MOST_ITEMS))
-    contents = _Contents()
+    contents = _ErrorsInContainer()
     contents.add_items(keys, items)
     contents.add_inner_errors(allowance)
     stored = contents.errors[:_MOST_STORED]
@@ -145,7 +145,7 @@ def _errors_in_container(name: str, container: Any, allowance: Allowance) -> lis
 
 
 @dataclass
-class _Contents:
+class _ErrorsInContainer:
     """The errors in a container and in the small containers in it."""
 
     errors: list[tuple[KeyPath, BaseException]] = field(default_factory=list)

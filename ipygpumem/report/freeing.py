@@ -66,7 +66,7 @@ def step_shares(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[
         steps: the steps that freed memory.
         total: the bytes freed on each device.
     """
-    shares = _Shares(total)
+    shares = _FreedShares(total)
     unexplained = Counter(total)
     for step in steps:
         freed: dict[str, int] = {}
@@ -89,7 +89,7 @@ def step_shares(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[
     return shares.texts
 
 
-class _Shares:
+class _FreedShares:
     """Collects the shares of freed memory that are large enough to be shown.
 
     Args:

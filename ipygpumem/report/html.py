@@ -143,26 +143,26 @@ def _escaped(text: str) -> str:
 
 def _html_parts(first: str, *further: str) -> str:
     """Return the parts of a line, which are HTML, in a row with separators between them."""
-    return _parts_in_a_row("span", "", 1, 100, first, further)
+    return _parts_in_a_row("span", first, further, style="", opacity=1, width=100)
 
 
 def _html_headline(first: str, *further: str) -> str:
     """Return the parts of a headline, which are HTML, in a row; the first one is bold."""
-    return _parts_in_a_row("b", "; font-weight: 600", 0.85, 95, first, further)
+    return _parts_in_a_row("b", first, further, style="; font-weight: 600", opacity=0.85, width=95)
 
 
 def _parts_in_a_row(
-    element: str, style: str, opacity: float, width: int, first: str, further: Sequence[str]
+    element: str, first: str, further: Sequence[str], *, style: str, opacity: float, width: int
 ) -> str:
     """Return parts next to each other, with separators.
 
     Args:
         element: the HTML element of the first part.
-        style: its further style.
-        opacity: the opacity of the further parts.
-        width: the maximum width of all parts, in percent of the page.
         first: the first part, as HTML.
         further: the further parts, as HTML.
+        style: the further style of the first part.
+        opacity: the opacity of the further parts.
+        width: the maximum width of all parts, in percent of the page.
     """
     parts = [_FIRST.format(element, style, first)]
     parts += [_PART.format(opacity, part) for part in further]

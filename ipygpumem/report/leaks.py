@@ -152,7 +152,7 @@ def _kept_row(item: ReclaimableItem) -> dict[str, str]:
     }
 
 
-def leak_table(held: Sequence[RetainedArray], title: str) -> Table:
+def leak_table(held: Sequence[RetainedArray], title: str = "") -> Table:
     """Return a table of leaks; without rows if there are none. Equal items of one container have
     one row, and the last row sums up those beyond ``ROWS_SHOWN``.
     """

@@ -34,9 +34,7 @@ def tensors_report(
         top: maximum number of rows; a last one sums up the smaller tensors.
         holders: the holders of tensors without a name, by library and storage.
     """
-    return _inventory_report(
-        inventory, _table_of_tensors("", inventory.tensors, top, holders or {})
-    )
+    return _inventory_report(inventory, _table_of_tensors(inventory.tensors, top, holders=holders))
 
 
 def groups_report(
@@ -110,22 +108,23 @@ def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
     tables = []
     for change, tensors in (("added", difference.added), ("removed", difference.removed)):
         title = f"{change}: {len(tensors):,}"
-        tables.append(_table_of_tensors(title, tensors, top))
+        tables.append(_table_of_tensors(tensors, top, title))
     return tables
 
 
 def _table_of_tensors(
-    title: str,
     tensors: Sequence[TensorRecord],
     top: int,
+    title: str = "",
+    *,
     holders: Mapping[tuple[str, int], str] | None = None,
 ) -> Table:
     """Return a table of tensors. Equal ones without a name in one container have one row.
 
     Args:
-        title: its title.
         tensors: the tensors, the largest first.
         top: maximum number of rows; a last one sums up the smaller tensors.
+        title: its title.
         holders: the holders of tensors without a name, by library and storage.
     """
     # These loops run in C, because there may be a million tensors, the largest first.
@@ -134,7 +133,7 @@ def _table_of_tensors(
     largest_nameless = list(islice(compress(tensors, are_nameless), _MOST_GROUPED))
     largest_named = islice(compress(tensors, names), top)
     all_bytes = sum(map(attrgetter("size_bytes"), tensors))
-    groups = [_EqualTensors([tensor], "") for tensor in largest_named]
+    groups = [_EqualTensors([tensor], holder="") for tensor in largest_named]
     groups += _groups_of_equal(largest_nameless, holders or {})
     groups.sort(key=attrgetter("size_bytes"), reverse=True)
     groups_shown = groups[:top]

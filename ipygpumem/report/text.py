@@ -134,7 +134,7 @@ def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | N
     is_a_part_too_long = any(columns(part) > width - 2 for part in shown)
     if is_a_part_too_long:
         shown = parts
-    lines = _hanging(shown[0], width, "")
+    lines = _hanging(shown[0], width, indent="")
     for part in shown[1:]:
         longer = lines[-1] + SEPARATOR + part
         if columns(longer) <= width:

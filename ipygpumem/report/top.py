@@ -267,23 +267,32 @@ def kind_of(row: NamedSize) -> str:
     """Return the type of an object and the names of its largest parts, without figures:
     ``list of str``, ``DataFrame: text``.
     """
-    names = []
+    parts = [part for part in _large_parts(row) if part.kind != "index"]
+    type_names = _types_of_items(parts)
+    has_items = any(part.kind == "items" for part in parts)
+    # Items have no names. Keys have, but "dict of Tensor" says more than some of its many keys.
+    if has_items or len(type_names) == 1:
+        return _with_words(row, " of ", type_names)
+    return _with_words(row, ": ", [part.name for part in parts])
+
+
+def _types_of_items(parts: Sequence[Share]) -> list[str]:
+    """Return the names of the types of items, and of the values of keys, each once. The
+    part of cached results has no such type.
+    """
     types: dict[str, None] = {}
-    has_items = False
-    for part in _large_parts(row):
-        if part.kind == "index":
-            continue
-        names.append(part.name)
-        if part.kind == "items":
-            has_items = True
+    for part in parts:
         if part.kind in ("items", "keys") and part.name != CACHED:
             types[part.type_name] = None
-    separator = ": "
-    if has_items or len(types) == 1:
-        names = list(types)
-        separator = " of "
+    return list(types)
+
+
+def _with_words(row: NamedSize, separator: str, words: Sequence[str]) -> str:
+    """Return the type of an object with the first of some words, such as ``DataFrame: text``; the
+    type alone if there are no words.
+    """
     type_name = clean_name(row.type_name)
-    if not names:
+    if not words:
         return type_name
-    names_shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
-    return f"{type_name}{separator}{names_shown}"
+    words_shown = ", ".join(map(clean_name, words[:_PARTS_SHOWN]))
+    return f"{type_name}{separator}{words_shown}"

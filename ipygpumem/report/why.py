@@ -241,7 +241,7 @@ def undefined_name_report(
     if cell is not None:
         headline += f"; cell {cell} bound it"
     if still_alive:
-        table = leak_table(still_alive, "")
+        table = leak_table(still_alive)
         return Report("why", f"{headline}, but part of it is alive", tables=[table])
     hint = "%gpumem leaks lists memory that no name leads to"
     return Report("why", f"{headline}; none of its memory is known to be alive", [hint])

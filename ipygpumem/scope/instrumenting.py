@@ -487,7 +487,7 @@ def _with_lookups_after(value: ast.expr, word: str, names: set[str]) -> ast.expr
     """
     if not names:
         return value
-    return _tuple_item(value, [value, *_lookup_expressions(value, word, names)], 0)
+    return _tuple_item(value, [value, *_lookup_expressions(value, word, names)], index=0)
 
 
 def _with_lookups_before(value: ast.expr, names: set[str]) -> ast.expr:
@@ -496,7 +496,7 @@ def _with_lookups_before(value: ast.expr, names: set[str]) -> ast.expr:
     """
     if not names:
         return value
-    return _tuple_item(value, [*_lookup_expressions(value, HAS_BOUND, names), value], -1)
+    return _tuple_item(value, [*_lookup_expressions(value, HAS_BOUND, names), value], index=-1)
 
 
 def _lookup_expressions(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:

@@ -270,6 +270,9 @@ class Scope:
     def shadow(self, name: str, value: object) -> None:
         """Save ``value``, the object that ``name`` had before this scope bound it, if ``name`` is
         an outer name whose object is not saved yet.
+
+        In any case, the name no longer counts as unsure: it is known to be bound. Nor does it count
+        as bound by an ``import``: if it was one, ``confirm`` says so.
         """
         if self._would_shadow(name):
             self._saved.add({name: value})

@@ -418,7 +418,7 @@ def _matcher(extension: Extension) -> Callable[[Any], dict[str, Any]]:
             line=context.line_with_cursor, text_until_cursor=context.text_until_cursor
         )
         completions = list[SimpleNamespace]()
-        for text in _completions(extension, magic, None, event):
+        for text in _completions(extension, magic, shell=None, event=event):
             if text.startswith(context.token):
                 completions.append(SimpleNamespace(text=text, type=""))
         return {"completions": completions, "suppress": True, "ordered": True}

@@ -51,7 +51,7 @@ def largest_names(
         progress: called instead of a progress bar; it may raise to stop.
     """
     free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
-    named = _NamedObjects.of(shell, frame)
+    named = _ObjectsOfShell.of(shell, frame)
     namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
     namespaces |= namespaces_of_run(shell)
     app = find_app(shell)
@@ -101,7 +101,7 @@ def _outputs_in(names: Iterable[str]) -> set[str]:
     return set(compress(names, are_outputs))
 
 
-class _NamedObjects(NamedTuple):
+class _ObjectsOfShell(NamedTuple):
     """The objects of names, outputs and other places.
 
     No other container of ours refers to them: it would be a holder that no user has.
@@ -116,7 +116,7 @@ class _NamedObjects(NamedTuple):
     """Keys of ``objects`` that are no names of the notebook."""
 
     @classmethod
-    def of(cls, shell: Any, frame: FrameType | None) -> _NamedObjects:
+    def of(cls, shell: Any, frame: FrameType | None) -> _ObjectsOfShell:
         """Return the objects of a shell, with those of a frame's local names if there is one."""
         named = names_and_outputs(shell)
         local = {} if frame is None else survey.function_locals(frame)

@@ -356,7 +356,7 @@ class Recovery:
         try:
             if error is not None:
                 innermost = running[-1] if running else None
-                self._refusing_limit(classify(error), innermost)
+                self._note_refusing_limit(classify(error), innermost)
         finally:
             budget.stop()  # it may add notes
         self._context.display.show([note(text) for text in budget.notes])
@@ -390,7 +390,7 @@ class Recovery:
             text = f"the memory guard {guard_action.text}"
             return Cause("guard", "cpu", text, guard_action.advice)
         try:
-            refused = self._refusing_limit(failure, cell)
+            refused = self._note_refusing_limit(failure, cell)
             if refused is not None:
                 return refused
             return self._cause_by_figures(error, failure, cell, allowance)
@@ -442,9 +442,10 @@ class Recovery:
             return None
         return f" from cell {number}" if number else ""
 
-    def _refusing_limit(self, failure: Failure, cell: Cell | None) -> Cause | None:
+    def _note_refusing_limit(self, failure: Failure, cell: Cell | None) -> Cause | None:
         """Return the budget or other limit on torch's allocator that refused the memory; None if
-        the device did. The cell remembers the answer for each message.
+        the device did. The budget gets a sentence about it, and the cell remembers the answer for
+        each message.
         """
         message = failure.message
         refusals = cell.errors.refusals if cell is not None else {}

@@ -340,7 +340,9 @@ class Session:
         return [report]
 
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
-        """Return the remarks below a cell's line."""
+        """Return the remarks below a cell's line. The record of free pages in the heap and the
+        trends get the cell's figures.
+        """
         error = _error_of(cell, result) if cell.errors.failed else None
         remarks = self._recovery.remarks(cell, error)
         if type(error) is NameError:

@@ -41,6 +41,13 @@ def _foreign_weak_references(item: object) -> list[Any]:
     return [reference for reference in weakref.getweakrefs(item) if type(reference) is not Known]
 
 
+def create_hidden_tensors(garbage: Garbage) -> None:
+    """Create the objects of the tensors known only in C++, as ``live_tensors`` does: from now on, a
+    search of the heap finds them.
+    """
+    live_tensors(garbage)
+
+
 def live_tensors(garbage: Garbage) -> list[Any]:
     """Return all live tensors, including those that only graphs, leaves and TorchScript keep alive.
 

@@ -232,7 +232,8 @@ class _Survey:
     def _tensor_records(
         self, arrays: Sequence[object], storages: Storages | None
     ) -> _TensorRecords:
-        """Return the records of torch tensors.
+        """Return the records of torch tensors. If the memory of some could not be read, ``notes``
+        gets a line about them.
 
         Args:
             arrays: all NumPy arrays.

@@ -79,7 +79,14 @@ def card_parts(
 ) -> Reconciliation:
     """Return the breakdown of a card that torch does not use."""
     reading = Reading(
-        device, 0, 0, "allocator", wide.total_bytes, 0, wide.used_bytes, wide.other_bytes
+        device,
+        current_bytes=0,
+        peak_bytes=0,
+        method="allocator",
+        total_bytes=wide.total_bytes,
+        reserved_bytes=0,
+        used_bytes=wide.used_bytes,
+        other_bytes=wide.other_bytes,
     )
     return _with_parts_outside(reading, pools, wide, notes)
 
@@ -217,7 +224,7 @@ def _with_parts_outside(
             basis = "the device's memory"
             return Reconciliation(reading.device, total, basis, (*parts, *outside), tuple(notes))
         why = "the driver's figures contradict torch's: unified memory, or a busy moment"
-    unknown = Part("unknown: context, other processes, free", None, why)
+    unknown = Part("unknown: context, other processes, free", size_bytes=None, advice=why)
     basis = "reserved by torch's allocator"
     return Reconciliation(reading.device, reserved, basis, (*parts, unknown), tuple(notes))
 

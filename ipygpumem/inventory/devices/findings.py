@@ -68,10 +68,10 @@ class Findings:
         if not sees_system_processes():
             return
         sizes = dict(wide.other_processes)
-        for place, child in enumerate(self.children):
+        for position, child in enumerate(self.children):
             if child.pid in sizes:
                 on_devices = (*child.on_devices, (device, sizes[child.pid]))
-                self.children[place] = child._replace(on_devices=on_devices)
+                self.children[position] = child._replace(on_devices=on_devices)
 
     def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
         """Return the result of ``question``; ``otherwise`` if it raises an error, which is recorded
@@ -112,7 +112,7 @@ def reconcile(
     nvml = Nvml()
     for device, question in _questions(findings, nvml, figures, storages, everything, of_ipython):
         findings.reconciliations += findings.attempt(device, question, [])
-    findings.attempt("NVML", nvml.close, None)
+    findings.attempt("NVML", nvml.close, otherwise=None)
     return findings
 
 
@@ -347,17 +347,17 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     """
     listed: set[tuple[str, int]] = set()
     for array, kind in arrays:
-        place = None
+        memory_range = None
         # An exotic or half-made array is skipped, as in ``arrays.describe``.
         with contextlib.suppress(Exception):
-            place = _place_of_memory(array)
-        if place is None or (place.device, place.address) in listed:
+            memory_range = _range_of_array(array)
+        if memory_range is None or (memory_range.device, memory_range.address) in listed:
             continue
-        listed.add((place.device, place.address))
-        yield Storage(*place, kind)
+        listed.add((memory_range.device, memory_range.address))
+        yield Storage(*memory_range, kind)
 
 
-class _Place(NamedTuple):
+class _MemoryRange(NamedTuple):
     """The memory of a tensor or array."""
 
     device: str
@@ -365,23 +365,23 @@ class _Place(NamedTuple):
     size_bytes: int
 
 
-def _place_of_memory(array: object) -> _Place | None:
-    """Return the place of a tensor's or array's memory; None if it has no memory of its own, as a
+def _range_of_array(array: object) -> _MemoryRange | None:
+    """Return the memory of a tensor or array; None if it has no memory of its own, as a
     view or an array on a tensor's memory.
     """
     if is_of_library(array, "torch", "Tensor"):
-        return _place_of_tensor(sys.modules["torch"], array)
+        return _range_of_tensor(sys.modules["torch"], array)
     if not is_array(array):
         return None
     owner = owner_of(array)
     if not is_array(owner) or is_on_closed_map(owner):  # a tensor is listed itself
         return None
     _, start, end = span_of(owner)
-    return _Place("cpu", start, end - start)
+    return _MemoryRange("cpu", start, end - start)
 
 
-def _place_of_tensor(torch: Any, tensor: Any) -> _Place | None:
-    """Return the place of a tensor's storage; None if it has no memory, as a meta tensor."""
+def _range_of_tensor(torch: Any, tensor: Any) -> _MemoryRange | None:
+    """Return the memory of a tensor's storage; None if it has no memory, as a meta tensor."""
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device
@@ -396,4 +396,4 @@ def _place_of_tensor(torch: Any, tensor: Any) -> _Place | None:
         size = int(storage.nbytes())
     if not address:
         return None
-    return _Place(str(device), address, size)
+    return _MemoryRange(str(device), address, size)

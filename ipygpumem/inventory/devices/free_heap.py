@@ -32,7 +32,12 @@ class FreeHeap:
 
     def remark(self, record: CellRecord, source: str) -> list[str]:
         """Return a line in a list if the free pages of the heap have grown by much since the last
-        remark; else nothing.
+        remark; else nothing. Remember the free pages of the remark, or fewer if some have gone
+        back, for the next call.
+
+        Args:
+            record: the finished cell.
+            source: its source.
         """
         usage = record.usages[0] if record.usages else None  # the host's comes first
         if usage is None or usage.device != "cpu":

@@ -197,7 +197,9 @@ def growth_by_ending(before: Mapping[int, int], now: Iterable[Child]) -> list[Pr
         if grown_bytes <= 0:
             continue
         key = child.ends_by or str(child.pid)
-        earlier = growths.get(key, ProcessGrowth(0, (), child.ends_by))
+        earlier = growths.get(
+            key, ProcessGrowth(grown_bytes=0, processes=(), ends_by=child.ends_by)
+        )
         processes = (*earlier.processes, child)
         growths[key] = ProcessGrowth(earlier.grown_bytes + grown_bytes, processes, child.ends_by)
     return sorted(growths.values(), key=attrgetter("grown_bytes"), reverse=True)

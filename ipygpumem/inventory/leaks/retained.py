@@ -75,7 +75,7 @@ class Finding(NamedTuple):
         return sum(self.shares.values())
 
 
-class _Graphs(NamedTuple):
+class _MemoryOfGraphs(NamedTuple):
     """The memory that autograd graphs keep."""
 
     not_needed: list[Finding]
@@ -122,7 +122,7 @@ class Retained:
                 self._read = reader.read
                 plain = [item for item in heap.tensors if reader.memory(item).is_plain]
                 foreign_addresses.update(map(reader.address_of_others, plain))
-            self._memory = _Memory(heap)
+            self._memory = _LiveStorages(heap)
             self._memory.lock_arrays(heap.ndarrays, foreign_addresses)
             graphs = self._graphs_on(heap)
         self.graphs = graphs.not_needed
@@ -132,7 +132,7 @@ class Retained:
 
     # -- graphs ----------------------------------------------------------------------------------
 
-    def _graphs_on(self, heap: Heap) -> _Graphs:
+    def _graphs_on(self, heap: Heap) -> _MemoryOfGraphs:
         """Return the memory that autograd graphs keep. Gradients, and what scripted modules keep,
         count as needed.
         """
@@ -148,15 +148,15 @@ class Retained:
         for module in heap.modules:
             self._memory.lock(tensors_of_script(module))
         if not with_graphs:
-            return _Graphs([], {}, set())
+            return _MemoryOfGraphs([], {}, set())
         nodes = GraphNodes([*gradients, *with_graphs], _parameters_in_evaluation(heap.modules))
         if not nodes.are_all:
-            return _Graphs([], {}, set(), are_all=False)
+            return _MemoryOfGraphs([], {}, set(), are_all=False)
         return self._graphs_of(with_graphs, gradients, nodes)
 
     def _graphs_of(
         self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
-    ) -> _Graphs:
+    ) -> _MemoryOfGraphs:
         """Return the memory that the graphs of tensors keep.
 
         Args:
@@ -187,7 +187,7 @@ class Retained:
                 of_outputs[name] = storages
             else:
                 findings += self._memory.findings(storages, *words_on_graphs(graphs))
-        return _Graphs(findings, of_outputs, nodes.saved_behind(nodes_of_names))
+        return _MemoryOfGraphs(findings, of_outputs, nodes.saved_behind(nodes_of_names))
 
     def _storages_of_groups(self, groups: GraphGroups) -> dict[str, list[StorageKey]]:
         """Return the storages that only the graphs of one group keep alive, by the group's name."""
@@ -300,7 +300,7 @@ def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
     return in_evaluation - in_training
 
 
-class _Memory:
+class _LiveStorages:
     """The storages of live tensors and arrays, and the objects that refer to these. It tells which
     storages are freed with some objects.
 

@@ -71,50 +71,50 @@ _MODULES_OF_PYTHON = {
 """Modules of classes whose objects are no plain containers: a task holds its coroutine's frame."""
 
 
-OF_PLACES: tuple[type, ...] = (
+KEEPER_TYPES: tuple[type, ...] = (
     FunctionType,
     functools._lru_cache_wrapper,
     *SUSPENDED,
     BaseException,
 )
-"""The classes of which a heap must know the ``instances`` for ``Places``."""
+"""The classes of which a heap must know the ``instances`` for ``CodeKeepers``."""
 
 
-class Places:
+class CodeKeepers:
     """The user's functions, caches, generators and errors, and the objects that they keep.
 
     Make it before anything is measured: it holds a second reference to each object, so that
     ``Sizes`` remembers the object and nothing counts it twice.
 
     Args:
-        heap: the live objects, with the instances of ``OF_PLACES``.
+        heap: the live objects, with the instances of ``KEEPER_TYPES``.
 
     Attributes:
         items: the functions, caches, generators and errors.
-        contents: the objects in these places, and those of running functions, by identity.
+        contents: the objects in these, and those of running functions, by identity.
     """
 
     def __init__(self, heap: Heap) -> None:
-        self.items: list[Any] = list(_users_places(heap))
+        self.items: list[Any] = list(_users_keepers(heap))
         self.contents: dict[int, object] = {}
-        for place in self.items:
-            self.contents.update(by_identity(_contents_of_place(place)))
+        for keeper in self.items:
+            self.contents.update(by_identity(_contents_of(keeper)))
         self.contents.update(by_identity(heap.local))
 
 
 def possible_leaks(
-    places: Places,
+    keepers: CodeKeepers,
     large: Iterable[object],
     sizes: Sizes,
     names: Iterable[object],
     smallest: int,
     most: int,
 ) -> list[object]:
-    """Return the objects that are leaks if no name leads to them: objects in the places of user
-    code, and large ones anywhere else.
+    """Return the objects that are leaks if no name leads to them: objects that the user's code
+    keeps, and large ones anywhere else.
 
     Args:
-        places: the places in which the user's code keeps objects.
+        keepers: the functions, caches, generators and errors of the user's code.
         large: the objects that are large by themselves.
         sizes: has measured the arrays that are listed elsewhere.
         names: the objects of the notebook's names, which are no leaks.
@@ -122,13 +122,13 @@ def possible_leaks(
         most: maximum number of objects, the largest ones.
     """
     named_ids = set(map(id, names))
-    sizes.pass_over(map(id, places.items))  # their contents are measured themselves
+    sizes.pass_over(map(id, keepers.items))  # their contents are measured themselves
     sized = list[tuple[int, object]]()
     """The bytes of each object, and the object."""
-    for key, item in places.contents.items():
+    for key, item in keepers.contents.items():
         if key not in named_ids and (not is_atom(item) or sys.getsizeof(item) >= smallest):
             sized.append((sizes.together([item]), item))
-    examined_ids = named_ids | places.contents.keys()
+    examined_ids = named_ids | keepers.contents.keys()
     elsewhere = (item for item in large if id(item) not in examined_ids)
     for item in islice(elsewhere, _MOST_ELSEWHERE):
         # What a large container leads to matters only if no name leads to the container, and few
@@ -241,14 +241,14 @@ def _is_plain_object(item: object) -> bool:
 
 
 def count_named(
-    sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]
+    sizes: Sizes, keepers: CodeKeepers, names: Iterable[object], modules: Iterable[ModuleType]
 ) -> None:
     """Count the memory to which names lead by items and attributes. It is kept on purpose, so it is
     not listed as memory without a name.
 
     Args:
         sizes: counts it; has measured everything that is listed elsewhere.
-        places: the places in which the user's code keeps objects.
+        keepers: the functions, caches, generators and errors of the user's code.
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.
     """
@@ -258,11 +258,11 @@ def count_named(
     for kind in instances_among(values, type):
         if is_users_class(kind):
             values += list(class_dict(kind).values())
-    with sizes.passing_over(set(map(id, places.items))):
+    with sizes.passing_over(set(map(id, keepers.items))):
         sizes.pass_through(values)
 
 
-def _users_places(heap: Heap) -> Iterator[Any]:
+def _users_keepers(heap: Heap) -> Iterator[Any]:
     """Yield the user's functions and their caches, the user's generators, and all errors that have
     a traceback: an error may have frames of the user's code.
     """
@@ -282,21 +282,21 @@ def _users_places(heap: Heap) -> Iterator[Any]:
     yield from with_tracebacks(heap.instances(BaseException))
 
 
-def _contents_of_place(place: Any) -> list[object]:
+def _contents_of(keeper: Any) -> list[object]:
     """Return the objects that a function, a cache, a generator or an error keeps: default arguments
     and closure variables, cached results, local variables.
     """
-    if is_instance(place, BaseException):
+    if is_instance(keeper, BaseException):
         values = list[object]()
-        for frame in frames_of(place):
+        for frame in frames_of(keeper):
             values += names_in(frame).values()
         return values
-    if is_exactly(place, *SUSPENDED):
-        return list(locals_of(place).values())
-    if type(place) is not FunctionType:
-        return cached(place)
-    values = gc.get_referents(*(place.__closure__ or ()))
-    values += place.__defaults__ or ()
-    values += (place.__kwdefaults__ or {}).values()
-    values += (instance_dict(place) or {}).values()
+    if is_exactly(keeper, *SUSPENDED):
+        return list(locals_of(keeper).values())
+    if type(keeper) is not FunctionType:
+        return cached(keeper)
+    values = gc.get_referents(*(keeper.__closure__ or ()))
+    values += keeper.__defaults__ or ()
+    values += (keeper.__kwdefaults__ or {}).values()
+    values += (instance_dict(keeper) or {}).values()
     return values

@@ -75,7 +75,7 @@ def holders_of_growth(
     most_unnamed_bytes = growth.most_bytes - named_bytes
     unnamed_bytes = min((added_bytes - paths.counted_bytes) // runs, most_unnamed_bytes)
     if unnamed_bytes >= least_bytes_per_run:
-        holders.append(GrowthHolder(unnamed_bytes, None, paths.of_unnamed))
+        holders.append(GrowthHolder(unnamed_bytes, row=None, path=paths.of_unnamed))
     return holders
 
 

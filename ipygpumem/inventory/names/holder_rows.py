@@ -35,16 +35,16 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_user
 
 _MOST_ALIASES = 4
 """Maximum number of names in a row."""
-_MOST_PLACES = 4
-"""Maximum number of places in one variable to name."""
+_MOST_ROWS = 4
+"""Maximum number of rows of one root."""
 _MOST_APART = 40
-"""Maximum number of objects in one place whose lines are written one by one."""
+"""Maximum number of objects in one container whose lines are written one by one."""
 Groups = dict[Holder, set[NodeKey]]
 """The nodes that each holder keeps alive."""
 
 
 @dataclass
-class _Place:
+class _ItemsInContainer:
     """A container or object that refers to some of a row's objects: the list ``runs`` to two
     layers.
 
@@ -58,7 +58,7 @@ class _Place:
 
 
 @dataclass
-class _Row:
+class _RowOfRoot:
     """The objects that one root holds, and the holder to name for one of them or for all.
 
     Attributes:
@@ -69,8 +69,9 @@ class _Row:
             no further row.
         is_whole: True if the line of ``of_many`` frees all to which the root leads.
         keys: the nodes of the objects.
-        places: where the root holds the objects, by the identity of the object that refers to them.
-        has_unwritten: True if it holds them in more places than these.
+        containers: those in which the root holds the objects, with these objects, by the identity
+            of the container.
+        has_unwritten: True if it holds them in more containers than these.
     """
 
     root: Root
@@ -79,7 +80,7 @@ class _Row:
     further_references: int
     is_whole: bool
     keys: set[NodeKey] = field(default_factory=set)
-    places: dict[int, _Place] = field(default_factory=dict)
+    containers: dict[int, _ItemsInContainer] = field(default_factory=dict)
     has_unwritten: bool = False
 
     def add(self, key: NodeKey, steps: Sequence[object]) -> None:
@@ -88,11 +89,11 @@ class _Row:
         """
         self.keys.add(key)
         if len(steps) > 1:
-            place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
-            place.items[id(steps[-1])] = steps[-1]
+            in_container = self.containers.setdefault(id(steps[-2]), _ItemsInContainer(steps[:-1]))
+            in_container.items[id(steps[-1])] = steps[-1]
 
     def add_further(self, key: NodeKey, found_chain: FoundChain) -> None:
-        """Add the places of an object in further items of its holder: ``runs[4]``, if ``runs[1]``
+        """Add an object in further items of its holder: ``runs[4]``, if ``runs[1]``
         is the same object.
         """
         _, *further_steps = found_chain.steps_through_items()
@@ -102,8 +103,8 @@ class _Row:
             self.has_unwritten = True
 
     def chains(self) -> list[Sequence[object]]:
-        """Return the objects from the root to each place."""
-        return [place.chain for place in self.places.values()]
+        """Return the objects from the root to each container."""
+        return [in_container.chain for in_container in self.containers.values()]
 
     def holder(self, cuts_of_all: Sequence[Cut]) -> Holder:
         """Return the holder of the row's objects, with the line that removes all of them.
@@ -138,7 +139,7 @@ class _Deletion:
     """
 
     position: int
-    row: _Row
+    row: _RowOfRoot
     item: object
     on_the_way: Sequence[object]
 
@@ -189,7 +190,7 @@ class HolderRows:
         self._chains = HolderChains(search)
         self._writer = PathWriter(roots)
         self._is_name = is_name
-        self._by_root: dict[str, list[_Row]] = {}
+        self._by_root: dict[str, list[_RowOfRoot]] = {}
         self._references = ReferenceReader(Barriers())
         self._with_neighbours: set[int] = set()
         """Containers whose items have been added, by identity."""
@@ -228,7 +229,7 @@ class HolderRows:
             chain_down = self._search.graph.chain(item, self._search.ways_from_unheld)
             if chain_down is not None:
                 root, steps = chain_down
-                return [FoundChain([root], steps, 1)]
+                return [FoundChain([root], steps, number_of_references=1)]
         return []
 
     def groups(self) -> dict[Holder, set[NodeKey]]:
@@ -244,11 +245,13 @@ class HolderRows:
                 cuts = self._cuts_of(row)
             holders.append(row.holder(cuts))
         groups = Groups()
-        for row, holder in zip(rows, self._with_other_places(rows, holders), strict=True):
+        for row, holder in zip(rows, self._with_other_holders(rows, holders), strict=True):
             groups.setdefault(holder, set()).update(row.keys)
         return groups
 
-    def _with_other_places(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[Holder]:
+    def _with_other_holders(
+        self, rows: Sequence[_RowOfRoot], holders: Sequence[Holder]
+    ) -> list[Holder]:
         """Return the holders of rows. If a line deletes an object that has further holders, its row
         names these, too, and the line removes the object from all of them.
 
@@ -298,7 +301,7 @@ class HolderRows:
                     has_changed = True
         return emptied
 
-    def _deletions(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[_Deletion]:
+    def _deletions(self, rows: Sequence[_RowOfRoot], holders: Sequence[Holder]) -> list[_Deletion]:
         """Return the deletions among the lines of rows: those that delete an object around the
         objects that were asked for.
         """
@@ -353,31 +356,31 @@ class HolderRows:
             items.append(steps[len(to_holder)])
         return HolderWays(to_holder[-1], ways, items).one_way_if_possible()
 
-    def _cuts_of(self, row: _Row) -> list[Cut]:
+    def _cuts_of(self, row: _RowOfRoot) -> list[Cut]:
         """Return the references to all objects of a row; none if one of them cannot be removed by a
         line.
         """
         if row.has_unwritten:
             return []
         cuts = list[Cut]()
-        for place in row.places.values():
-            cuts_of_place = self._cuts_of_place(row.root, place)
-            if not cuts_of_place:
+        for in_container in row.containers.values():
+            cuts_of_items = self._cuts_in_container(row.root, in_container)
+            if not cuts_of_items:
                 return []
-            cuts += cuts_of_place
+            cuts += cuts_of_items
         return cuts
 
-    def _cuts_of_place(self, root: Root, place: _Place) -> list[Cut]:
-        """Return the references from one place to a row's objects; none if one of them cannot be
-        removed by a line. One statement may remove all of them (``runs.clear()``); otherwise each
-        has its own, if they are few.
+    def _cuts_in_container(self, root: Root, in_container: _ItemsInContainer) -> list[Cut]:
+        """Return the references from one container to a row's objects; none if one of them cannot
+        be removed by a line. One statement may remove all of them (``runs.clear()``); otherwise
+        each has its own, if they are few.
         """
-        items = list(place.items.values())
-        cuts = self._writer.cuts_of_items(root, place.chain, items)
+        items = list(in_container.items.values())
+        cuts = self._writer.cuts_of_items(root, in_container.chain, items)
         if cuts or len(items) > _MOST_APART:
             return cuts
         for item in items:
-            steps = (*place.chain, item)
+            steps = (*in_container.chain, item)
             way = self._writer.way(root, steps)
             if not way.cuts:
                 return []
@@ -386,8 +389,9 @@ class HolderRows:
 
     def _row_for(
         self, key: NodeKey, roots: Sequence[Root], steps: Sequence[object], references: int
-    ) -> _Row | None:
-        """Return the row to which to add a node; None if the root has too many rows.
+    ) -> _RowOfRoot | None:
+        """Return the row to which to add a node, and make it if the root has none for it; None if
+        the root has too many rows already.
 
         Each row has one way to each of its objects: a second way from the same root goes into the
         root's second row. Only if one line deletes the object on both ways, it is added to the row
@@ -404,7 +408,7 @@ class HolderRows:
         for row in rows:
             if key not in row.keys:
                 return row
-        if len(rows) == _MOST_PLACES:
+        if len(rows) == _MOST_ROWS:
             rows[-1].further_references += references
             return None
         new_row = self._new_row(roots, steps, references)
@@ -415,7 +419,9 @@ class HolderRows:
         rows.append(new_row)
         return new_row
 
-    def _new_row(self, roots: Sequence[Root], steps: Sequence[object], references: int) -> _Row:
+    def _new_row(
+        self, roots: Sequence[Root], steps: Sequence[object], references: int
+    ) -> _RowOfRoot:
         """Return the row of one way to a node, to which the node is not yet added. The arguments
         are those of ``_row_for``.
         """
@@ -425,7 +431,7 @@ class HolderRows:
         frees_first = any(cut.removed_id == first_id for cut in way.cuts)
         deletes_name = of_many.remedy != way.holder.remedy
         is_whole = not way.cuts or frees_first or deletes_name
-        return _Row(roots[0], of_single, of_many, references - 1, is_whole)
+        return _RowOfRoot(roots[0], of_single, of_many, references - 1, is_whole)
 
     def _way(self, root: Root, steps: Sequence[object]) -> Way:
         """Return the way to an object. A part of a model or optimizer may have no line of its own:
@@ -473,7 +479,7 @@ class HolderRows:
         first = steps[0]
         of_whole = _with_names(way.holder, roots, first, may_delete=self._may_delete(first))
         if len(steps) > 1 and of_whole.remedy.deletes:
-            # Does the object have further holders? ``_with_other_places`` searches for them.
+            # Does the object have further holders? ``_with_other_holders`` searches for them.
             self._items_by_deletion[of_whole.remedy.line] = first
         if of_whole.remedy != way.holder.remedy and _may_have_other_data(first):
             # Does the line drop other data? ``ownership.py`` asks that.
@@ -507,7 +513,7 @@ class HolderRows:
         # All items of the container are the object, as in ``runs = [x] * 3``.
         return references > 1 and _is_container(first) and references == _number_of_items(first)
 
-    def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
+    def _add_neighbours(self, row: _RowOfRoot, steps: Sequence[object]) -> None:
         """Add the other objects of a container to a row. Of a list of 10,000 tensors, the holders
         of 2,000 were searched: the list holds the remaining ones, too.
         """
@@ -569,7 +575,7 @@ def _cuts_of_variables(roots: Sequence[Root], item: object) -> tuple[Cut, ...]:
     return tuple(cuts)
 
 
-def _is_no_variable(row: _Row) -> bool:
+def _is_no_variable(row: _RowOfRoot) -> bool:
     """Return False for the row of a variable: as a sort key, it puts these rows first."""
     return not row.of_single.is_variable
 

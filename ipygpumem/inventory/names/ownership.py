@@ -287,21 +287,21 @@ def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPar
     earlier item would move it.
     """
     holders = sorted(parts, key=lambda holder: parts[holder].size_bytes, reverse=True)
-    places_by_list = dict[int, list[int]]()
-    """The places in ``holders`` of those whose lines delete items of the same list."""
-    deleted_position = dict[int, int]()
-    """The position of the item that the line of the holder at a place deletes."""
-    for place, holder in enumerate(holders):
+    positions_by_list = dict[int, list[int]]()
+    """The positions in ``holders`` of those whose lines delete items of the same list."""
+    index_deleted_by = dict[int, int]()
+    """The index in its list of the item that the line of the holder at a position deletes."""
+    for position, holder in enumerate(holders):
         for cut in holder.remedy.removed:
-            if cut.kind in WITH_POSITIONS and place not in deleted_position:
-                places_by_list.setdefault(cut.owner_id, []).append(place)
-                deleted_position[place] = cut.position
-    # Those of one list exchange their places, and the remaining ones stay where they are.
+            if cut.kind in WITH_POSITIONS and position not in index_deleted_by:
+                positions_by_list.setdefault(cut.owner_id, []).append(position)
+                index_deleted_by[position] = cut.position
+    # Those of one list exchange their positions, and the remaining ones stay where they are.
     ordered = list(holders)
-    for places in places_by_list.values():
-        last_item_first = sorted(places, key=deleted_position.__getitem__, reverse=True)
-        for place, place_before in zip(places, last_item_first, strict=True):
-            ordered[place] = holders[place_before]
+    for positions in positions_by_list.values():
+        last_item_first = sorted(positions, key=index_deleted_by.__getitem__, reverse=True)
+        for position, position_before in zip(positions, last_item_first, strict=True):
+            ordered[position] = holders[position_before]
     return {holder: parts[holder] for holder in ordered}
 
 

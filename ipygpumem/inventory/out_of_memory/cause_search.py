@@ -13,7 +13,7 @@ from dataclasses import replace
 import psutil
 
 from ipygpumem.heap.allowance import Allowance, AllowanceError
-from ipygpumem.inventory.out_of_memory.causes import Bound, Holder, Shortage, cause_of
+from ipygpumem.inventory.out_of_memory.causes import Bound, ProcessOrNames, Shortage, cause_of
 from ipygpumem.inventory.out_of_memory.unused_names import FailedCode, unused_names
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import initialized_backend
@@ -58,7 +58,7 @@ def find_cause(
         shortage = _shortage_on_card(figures, snapshot)
     elif failure.place == "shm":
         usage = shutil.disk_usage(MOUNT)
-        return cause_of(Shortage("shm", None, usage.total, usage.free))
+        return cause_of(Shortage("shm", total_bytes=usage.total, free_bytes=usage.free))
     else:
         shortage = _shortage_on_host(failure.requested_bytes)
     cause = cause_of(shortage)
@@ -85,7 +85,7 @@ def _cause_with_holders(
         allowance: as for ``find_cause``.
     """
     bytes_to_limit = _bytes_to_limit(shortage, figures)
-    holders = list[Holder]()
+    holders = list[ProcessOrNames]()
     if figures is not None:
         holders += _other_processes(shortage, bytes_to_limit)
     note = ""
@@ -104,7 +104,7 @@ def _cause_with_holders(
 
 def _names_to_delete(
     shortage: Shortage, code: FailedCode, room: Room, allowance: Allowance
-) -> Holder | None:
+) -> ProcessOrNames | None:
     """Return the large names of earlier cells whose deletion makes room for the request; None if
     there are none.
 
@@ -281,7 +281,7 @@ def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], freed: Collection[int])
 # -- other processes ------------------------------------------------------------------------------
 
 
-def _other_processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator[Holder]:
+def _other_processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator[ProcessOrNames]:
     """Yield the other process that uses most of a card and, if there are more, all of them
     together.
 
@@ -302,11 +302,15 @@ def _other_processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator
     if "another kernel" in label:
         remedy = "shut that kernel down"
     words = f"{label} has {format_bytes(size)} of it"
-    yield Holder("process", words, size, _room_without(shortage, size, bytes_to_limit), remedy)
+    yield ProcessOrNames(
+        "process", words, size, _room_without(shortage, size, bytes_to_limit), remedy
+    )
     if len(sizes) > 1:
         total = sum(sizes.values())
         words = f"{len(sizes)} other processes have {format_bytes(total)} of it, {label} the most"
-        yield Holder("process", words, total, _room_without(shortage, total, bytes_to_limit), "")
+        yield ProcessOrNames(
+            "process", words, total, _room_without(shortage, total, bytes_to_limit), remedy=""
+        )
 
 
 def _room_without(shortage: Shortage, size: int, bytes_to_limit: int | None) -> int:

@@ -26,7 +26,7 @@ class Bound(NamedTuple):
     """The line or words that raise it."""
 
 
-class Holder(NamedTuple):
+class ProcessOrNames(NamedTuple):
     """Processes or names without whose memory the device could serve a request of
     ``room_bytes``.
     """
@@ -61,7 +61,7 @@ class Shortage:
     """Bytes of the gaps that expandable segments would free."""
     setting: str = ""
     """The setting for that; empty if this torch cannot, or already does."""
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[ProcessOrNames, ...] = ()
 
 
 def cause_of(shortage: Shortage) -> Cause | None:
@@ -170,7 +170,7 @@ def _request(asked: int) -> str:
     return f"asked for {format_bytes(asked)}"
 
 
-def _largest_sufficient_holder(shortage: Shortage, asked: int) -> Holder | None:
+def _largest_sufficient_holder(shortage: Shortage, asked: int) -> ProcessOrNames | None:
     """Return the largest process or group of names without whose memory the request would have fit;
     None if none of them was large enough.
     """

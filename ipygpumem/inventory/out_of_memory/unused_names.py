@@ -25,7 +25,7 @@ from ipygpumem.heap.sizes.sharing import partners, types_to_compare
 from ipygpumem.introspect import is_users, is_users_class
 from ipygpumem.inventory.devices.findings import storages_of
 from ipygpumem.inventory.names.top import NamedSize, measure_names
-from ipygpumem.inventory.out_of_memory.causes import Holder, Shortage, exceeds
+from ipygpumem.inventory.out_of_memory.causes import ProcessOrNames, Shortage, exceeds
 from ipygpumem.reclaim.frames import frames_of
 from ipygpumem.units import MIB, format_bytes
 
@@ -73,7 +73,7 @@ class FailedCode:
 
 def unused_names(
     shortage: Shortage, code: FailedCode, room_after: RoomAfter, allowance: Allowance
-) -> Holder | None:
+) -> ProcessOrNames | None:
     """Return the fewest large names of earlier cells that the code does not use and whose deletion
     makes enough room; None if up to ``_MOST_NAMES`` of them are not enough.
 
@@ -103,7 +103,9 @@ def unused_names(
     return None
 
 
-def _holder_in_words(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Holder:
+def _holder_in_words(
+    chosen: Sequence[tuple[NamedSize, str]], size: int, room: int
+) -> ProcessOrNames:
     """Return the chosen names as a holder, in words, with the line that deletes them.
 
     Args:
@@ -118,7 +120,7 @@ def _holder_in_words(chosen: Sequence[tuple[NamedSize, str]], size: int, room: i
         deleted += [row.name, *row.same]
     names = " and ".join(held_by)
     words = f"{format_bytes(size)} are still held by {names}, which this cell does not use"
-    return Holder("names", words, size, room, f"del {', '.join(deleted)}")
+    return ProcessOrNames("names", words, size, room, f"del {', '.join(deleted)}")
 
 
 def _lacking_bytes(shortage: Shortage, asked: int) -> int:

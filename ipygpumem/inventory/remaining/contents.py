@@ -272,7 +272,7 @@ class Contents:
         if has_containers:
             new_data += self._long.new_containers(long, new_ids)
         if new_data:
-            yield Received("", (), list(by_identity(new_data).values()))
+            yield Received(name="", chain=(), items=list(by_identity(new_data).values()))
 
     def _received_in_each(
         self, namespace: dict[str, Any], new_ids: Set[int]
@@ -459,7 +459,7 @@ class Contents:
         """
         recorded = list(compress(level, self._were_recorded(level)))
         unlisted = list[GrownContainer]()
-        for container in self._extents.grown_containers(recorded, 1):
+        for container in self._extents.grown_containers(recorded, smallest=1):
             if id(container.item) not in listed_ids:
                 listed_ids.add(id(container.item))
                 unlisted.append(container)

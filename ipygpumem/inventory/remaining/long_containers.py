@@ -228,7 +228,9 @@ def with_grown_items(
         grown_ids = bytes_by_item.keys() & set(map(id, gc.get_referents(parent)))
         size_bytes = sum(map(bytes_by_item.__getitem__, grown_ids))
         if size_bytes >= smallest:
-            yield GrownContainer(parent, size_bytes, 0, 0, len(grown_ids))
+            yield GrownContainer(
+                parent, size_bytes, earlier_length=0, length=0, grown_items=len(grown_ids)
+            )
 
 
 def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:

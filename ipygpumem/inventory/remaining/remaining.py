@@ -66,7 +66,7 @@ def _received_without_name(items: Sequence[object]) -> list[Received]:
     """Return new objects in the form of ``Received``, in a list: an unknown older object has
     received them. Return nothing if there are none.
     """
-    return [Received("", (), list(items))] if items else []
+    return [Received(name="", chain=(), items=list(items))] if items else []
 
 
 def find_remaining(

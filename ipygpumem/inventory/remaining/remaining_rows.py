@@ -96,16 +96,16 @@ class Remaining:
         return writer.removal_of_items(self.name, self.chain, self.items)
 
 
-class _Place(NamedTuple):
-    """The place of some objects, if it is known."""
+class _NamedChain(NamedTuple):
+    """The container of some objects and the name that leads to it, if these are known."""
 
     name: str = ""
-    """The notebook's name that leads to it; empty if none is known."""
+    """The notebook's name; empty if none is known."""
     chain: tuple[object, ...] = ()
     """The name's object, and the objects from it to the container."""
 
 
-_NO_PLACE = _Place()
+_UNKNOWN_CHAIN = _NamedChain()
 
 
 class RemainingRows:
@@ -150,12 +150,12 @@ class RemainingRows:
             for item in part.items:
                 if id(item) in not_counted or self._is_counted_by_other_row(item):
                     items.append(item)
-            self._add_rows_of(items, _Place(part.name, part.chain))
+            self._add_rows_of(items, _NamedChain(part.name, part.chain))
         self._add_scattered()
 
     def add_rows(self, items: Sequence[object]) -> None:
-        """Add rows for new objects whose places are unknown."""
-        self._add_rows_of(items, _NO_PLACE)
+        """Add rows for new objects whose containers are unknown."""
+        self._add_rows_of(items, _UNKNOWN_CHAIN)
 
     def _is_counted_by_other_row(self, item: object) -> bool:
         """Return True for an object whose memory is in the row of another object that leads to
@@ -166,13 +166,13 @@ class RemainingRows:
             and id(item) not in self._with_row
         )
 
-    def _add_rows_of(self, items: Sequence[object], place: _Place) -> None:
+    def _add_rows_of(self, items: Sequence[object], container: _NamedChain) -> None:
         """Add rows for new objects: one for each large object, one for many of the same type, and
         one for all small ones together.
 
         Args:
             items: new objects.
-            place: the container that has them.
+            container: the name and the chain of the container that has them.
         """
         small = _SmallObjects()
         for group in self._groups(items):
@@ -180,15 +180,15 @@ class RemainingRows:
             if size.size_bytes >= self._smallest:
                 if len(group) == 1 and label:  # later objects may lead to the same memory
                     self._position_of_label[label] = len(self.remaining)
-                self._add(row_of(group, size), group, place)
+                self._add(row_of(group, size), group, container)
                 continue
             position = self._row_with_same_memory(group, size)
             if position is not None:
-                self._add_to_row(position, group[0], size, place)
+                self._add_to_row(position, group[0], size, container)
             else:
                 small.add(group, size.size_bytes)
         if small.sizes.total() >= self._smallest:
-            self._add(small.row(), small.items, place)
+            self._add(small.row(), small.items, container)
         else:
             self._scattered.extend(small)
 
@@ -216,16 +216,16 @@ class RemainingRows:
         mixed = _SmallObjects()
         for of_type in scattered.by_type():
             if of_type.sizes.total() >= self._smallest:
-                self._add(of_type.row(), of_type.items, _NO_PLACE)
+                self._add(of_type.row(), of_type.items, _UNKNOWN_CHAIN)
             else:
                 mixed.extend(of_type)
         if mixed.sizes.total() >= self._smallest:
-            self._add(mixed.row(), mixed.items, _NO_PLACE)
+            self._add(mixed.row(), mixed.items, _UNKNOWN_CHAIN)
 
     def _measure(self, group: Sequence[object]) -> tuple[MeasuredSize, str]:
-        """Return the memory of a group of objects that nothing has counted yet, and the label of
-        this measurement. The label is empty after ``_MOST_LABELS`` measurements: each compares all
-        labels.
+        """Count the memory of a group of objects that nothing has counted yet. Return it, and the
+        label of this measurement. The label is empty after ``_MOST_LABELS``
+        measurements: each compares all labels.
         """
         self._measured += 1
         label = ""
@@ -234,11 +234,11 @@ class RemainingRows:
         measured = group[0] if len(group) == 1 else group
         return self._counted.measure(measured, label), label
 
-    def _add(self, row: RetainedArray, items: Sequence[object], place: _Place) -> None:
+    def _add(self, row: RetainedArray, items: Sequence[object], container: _NamedChain) -> None:
         """Add a row with its objects. Its bytes need no further explanation."""
         self._bytes_to_explain -= row.size_bytes
         self._with_row.update(map(id, items))
-        self.remaining.append(Remaining(row, tuple(items), *place, self._may_be_older))
+        self.remaining.append(Remaining(row, tuple(items), *container, self._may_be_older))
 
     def _row_with_same_memory(self, group: Sequence[object], size: MeasuredSize) -> int | None:
         """Return the position of a row whose object leads to the same memory as an object alone;
@@ -261,27 +261,29 @@ class RemainingRows:
             return None
         return positions[0]
 
-    def _add_to_row(self, position: int, item: object, size: MeasuredSize, place: _Place) -> None:
+    def _add_to_row(
+        self, position: int, item: object, size: MeasuredSize, container: _NamedChain
+    ) -> None:
         """Add an object to the row at a position, whose objects lead to the same memory.
 
         Args:
             position: the position in ``remaining``.
             item: the object.
             size: its memory that nothing has counted yet.
-            place: the container that has it.
+            container: the name and the chain of the container that has it.
         """
         row = self.remaining[position]
-        place_of_row = _Place(row.name, row.chain)
-        if list(map(id, place.chain)) != list(map(id, row.chain)):
-            place_of_row = _NO_PLACE  # the search for holders finds each of them
+        chain_of_row = _NamedChain(row.name, row.chain)
+        if list(map(id, container.chain)) != list(map(id, row.chain)):
+            chain_of_row = _UNKNOWN_CHAIN  # the search for holders finds each of them
         self._bytes_to_explain -= size.size_bytes
         self._with_row.add(id(item))
         self.remaining[position] = replace(
             row,
             record=_record_with(row, item, size),
             items=(*row.items, item),
-            name=place_of_row.name,
-            chain=place_of_row.chain,
+            name=chain_of_row.name,
+            chain=chain_of_row.chain,
         )
 
 

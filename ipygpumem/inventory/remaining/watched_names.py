@@ -152,7 +152,7 @@ def record_without_name(item: object) -> RetainedArray:
     """Return the record of a tensor or array that has no name."""
     array = describe(item)
     if array is None:  # it was readable a moment ago
-        return RetainedArray("", type_name(item), None, "", "", 0)
+        return RetainedArray("", type_name(item), shape=None, dtype="", device="", size_bytes=0)
     return RetainedArray(
         "", array.type_name, array.shape, array.dtype, array.device, array.size_bytes
     )

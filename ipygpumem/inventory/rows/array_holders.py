@@ -104,7 +104,9 @@ def find_array_holders(
     for number in range(_MOST_PLACES):
         is_first = number == 0
         is_last = number == _MOST_PLACES - 1
-        search = _Search(to_search, heap, roots, questions if is_first else _NO_QUESTIONS)
+        search = _NearestHolderSearch(
+            to_search, heap, roots, questions if is_first else _NO_QUESTIONS
+        )
         if is_first:
             of_questions = search.holders
         to_search = found.add(search, smallest, is_last=is_last)
@@ -132,7 +134,9 @@ class _FoundNames:
         self.in_one_place: list[_NameAndHolder] = []
         self.scattered: list[_NameAndHolder] = []
 
-    def add(self, search: _Search, smallest: int, *, is_last: bool) -> list[WatchedName]:
+    def add(
+        self, search: _NearestHolderSearch, smallest: int, *, is_last: bool
+    ) -> list[WatchedName]:
         """Add the names of a search, with the arrays to which their holders lead. Return names with
         the arrays elsewhere, which the next search looks for.
 
@@ -158,7 +162,7 @@ class _FoundNames:
         return to_search
 
 
-class _Search:
+class _NearestHolderSearch:
     """One search for the nearest holder of each name's arrays.
 
     Attributes:

@@ -100,11 +100,12 @@ def holder_of_all(holders: Sequence[Holder]) -> Holder:
     first = holders[0]
     if holders.count(first) == len(holders):
         return first
-    # Rows without figures, only to merge their lines.
+    # Only the lines of these rows are merged, so their memory does not matter.
+    no_memory = RetainedArray("", type_name="", shape=None, dtype="", device="", size_bytes=0)
     rows = list[HeldRow]()
     cuts = list[Cut]()
     for holder in holders:
-        rows.append(HeldRow(RetainedArray("", "", None, "", "", 0), holder))
+        rows.append(HeldRow(no_memory, holder))
         cuts += holder.remedy.removed
     merged_row, *further_rows = merged(rows)
     if not further_rows and merged_row.holder is not None:

@@ -143,7 +143,8 @@ class OtherData:
             [*removed_objects, *known.older, *known.left_over], namespaces=self._namespaces
         )
         own_references = Counter(map(id, removed_objects))
-        own_references.update(own_references)  # also of the list of each line
+        # A second time, because the ``RemovedObjects`` of a line have a list of their own.
+        own_references.update(map(id, removed_objects))
         own_references.update(map(id, [*known.older, *known.left_over]))
         remarks = dict[str, str]()
         for line, removed in self._removed_by_line.items():

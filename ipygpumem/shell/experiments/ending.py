@@ -108,7 +108,7 @@ class ExperimentEnd:
         self._log = experiment.log
         self._recovery = recovery
         self._handle = handle
-        self._surroundings = Surroundings(None, ())
+        self._surroundings = Surroundings(enclosing=None, elsewhere=())
         self._steps = self._all_steps()
         self._own_names: list[str] | None = None
         """The names of its scope, from when they are listed until they are deleted.
@@ -376,7 +376,8 @@ class ExperimentEnd:
             self._log.remarks.append(f"objects still alive could not be listed: {why}")
 
     def _rows_of_survivors(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
-        """Return the rows of the objects that are still alive.
+        """Return the rows of the objects that are still alive. Add the RAM of new arrays in
+        older objects that stay on purpose to ``_after``, for the note on RAM without a name.
 
         Args:
             watched: the arrays of the deleted names.

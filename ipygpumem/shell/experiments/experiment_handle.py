@@ -129,7 +129,9 @@ class Experiment(ManagedExperiment, GuardedBlock):
         return self
 
     def _after_failed_start(self) -> Experiment:
-        """Return the experiment, whose block runs without a scope, because its start has failed."""
+        """Note that the start has failed, so that the end of the block ends no scope; return the
+        experiment.
+        """
         self._is_unscoped = True
         return self
 

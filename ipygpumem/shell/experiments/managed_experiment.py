@@ -189,7 +189,7 @@ class ManagedExperiment:
         self._ending = None  # it refers to this object
 
     def ensure_record(self) -> ExperimentRecord:
-        """Return its record; without measurements if none could be made."""
+        """Return its record. If its end could make none, make one without measurements."""
         if self.record is None:
             self.record = self._bare_record()
         return self.record

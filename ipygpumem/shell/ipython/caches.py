@@ -448,4 +448,4 @@ def _latest(value: object, newest_first: list[tuple[int, Any]]) -> LatestOutput:
     for number, output in newest_first:
         if output is value:
             return LatestOutput(number, id(value))
-    return LatestOutput(None, id(value), value)
+    return LatestOutput(number=None, identity=id(value), value=value)

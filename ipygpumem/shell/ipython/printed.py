@@ -155,7 +155,7 @@ class Printed:
 def _extent_of(outputs: list[Any]) -> OutputExtent:
     """Return the extent of the outputs of one cell."""
     if not outputs:
-        return OutputExtent(0, 0)
+        return OutputExtent(outputs=0, texts=0)
     printed_texts = _printed_by(outputs[-1])
     number_of_texts = 0 if printed_texts is None else len(printed_texts)
     return OutputExtent(len(outputs), number_of_texts)

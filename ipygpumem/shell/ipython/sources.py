@@ -100,16 +100,19 @@ def cell_that_bound(
 
 def running_cell_deletes(shell: Any, name: str) -> bool:
     """Return True if the code of the running cell has a ``del`` statement for ``name``."""
-    for _, source in sources_of_cells(shell)[:1]:
-        if "del" not in source or name not in source:
-            return False
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
-            return False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id == name:
-                return True
+    sources = sources_of_cells(shell)
+    if not sources:
+        return False
+    _, source = sources[0]  # the last one is first
+    if "del" not in source or name not in source:
+        return False
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id == name:
+            return True
     return False
 
 

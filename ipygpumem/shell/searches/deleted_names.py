@@ -57,18 +57,22 @@ class DeletedNames:
     def watch(self, source: str) -> None:
         """Watch the objects of the names that a cell may delete; call it before its code runs.
 
+        Of more than ``_MOST_DELETED`` names, those count that the cell has last, because cells tend
+        to delete at their end. If it may delete any name, the newest ones count.
+
         Args:
             source: the cell's source.
         """
-        words = set(_WORD.findall(source))
+        words_last_first = dict.fromkeys(reversed(_WORD.findall(source)))
+        words = words_last_first.keys()
         if words.isdisjoint(_DELETING):
             return
         namespace = self._context.namespace
-        candidates: Iterable[str] = words & namespace.keys()
+        candidates: Iterable[str] = filter(namespace.__contains__, words_last_first)
         if words & _DELETING_ANY:  # ``%reset_selective m.*``
-            candidates = namespace
-        names = ownable(candidates)[-_MOST_DELETED:]
-        for name in names:
+            candidates = reversed(namespace)
+        names = ownable(candidates)[:_MOST_DELETED]
+        for name in reversed(names):  # the first ones are forgotten first
             search = ArraySearch()
             search.left = MOST_AT_START // len(names)
             self._watch_name(name, namespace[name], search)
@@ -81,7 +85,8 @@ class DeletedNames:
         if is_atom(value) or is_instance(value, type) or is_instance(value, ModuleType):
             return
         watched_names = watch_names([(name, value)], search)
-        detach_numpy(watched_names)  # user code is about to run
+        # The cell runs next, and NumPy does not resize an array with a weak reference.
+        detach_numpy(watched_names)
         cell = self._context.shell.execution_count
         watched = watched_names[0] if watched_names else None
         self._names[name] = _DeletedName(cell, watched, lasting_weak(value))
@@ -96,6 +101,6 @@ class DeletedNames:
         deleted = self._names.get(name)
         was_bound_later = deleted is not None and cell is not None and cell >= deleted.cell
         if deleted is None or was_bound_later:
-            return DeletedObject(None, None)
+            return DeletedObject(watched=None, value=None)
         value = None if deleted.reference is None else deleted.reference()
         return DeletedObject(deleted.watched, value)

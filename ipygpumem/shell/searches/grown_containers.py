@@ -42,7 +42,7 @@ def notes_on_growth(rows: Iterable[GrownRow]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Growth:
+class _RecordedGrowth:
     """The growth of a container in an experiment."""
 
     container: Remembered
@@ -56,7 +56,7 @@ class _Growth:
     """Number of its items that have grown themselves; 0 if the container itself has grown."""
 
     @classmethod
-    def of(cls, grown: GrownContainer) -> _Growth:
+    def of(cls, grown: GrownContainer) -> _RecordedGrowth:
         """Return a record of a container's growth that does not keep the container alive."""
         return cls(
             Remembered([grown.item]),
@@ -75,11 +75,17 @@ class _Growth:
             path: code for it, such as ``log``, or words.
         """
         if self.grown_items:
-            grown = GrownContainer(container, self.size_bytes, 0, 0, self.grown_items)
-            return GrownRow(path, self.size_bytes, grown.items, "")
+            grown = GrownContainer(
+                container,
+                self.size_bytes,
+                earlier_length=0,
+                length=0,
+                grown_items=self.grown_items,
+            )
+            return GrownRow(path, self.size_bytes, grown.items, line="")
         extents = Extents()
         extents.add_length(container, self.length_at_start)
-        for grown in extents.grown_containers([container], 1):
+        for grown in extents.grown_containers([container], smallest=1):
             grown = grown._replace(was_empty=self.was_empty)
             line = grown.line_to_empty(path)
             if grown.length > self.length_at_end and line:
@@ -94,14 +100,14 @@ class GrownContainers:
     """Weak records of the containers of one shell that have grown in experiments."""
 
     def __init__(self) -> None:
-        self._growths: list[_Growth] = []
+        self._growths: list[_RecordedGrowth] = []
 
     def add(self, grown_containers: Iterable[GrownContainer]) -> None:
         """Remember containers that an experiment's report names, unless they are remembered."""
         for grown in grown_containers:
             live = {id(grown.item): grown.item}
             if not any(growth.container.alive(live) for growth in self._growths):
-                self._growths.append(_Growth.of(grown))
+                self._growths.append(_RecordedGrowth.of(grown))
 
     def identities(self) -> set[int]:
         """Return the identities of the containers, some of which may have died."""
@@ -120,10 +126,11 @@ class GrownContainers:
             smallest: minimum bytes of a row.
         """
         containers = dict[int, Any]()
-        still_alive = list[_Growth]()
+        still_alive = list[_RecordedGrowth]()
         for growth in self._growths:
             for container in growth.container.alive(live):
-                if growth.row(container, "") is not None:
+                is_longer = growth.row(container, path="") is not None  # the path is not known yet
+                if is_longer:
                     containers[id(growth)] = container
                     still_alive.append(growth)
         self._growths = still_alive

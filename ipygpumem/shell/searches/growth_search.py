@@ -21,7 +21,7 @@ from ipygpumem.heap.kinds.arrays import object_key
 from ipygpumem.heap.kinds.libraries import loaded_classes
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.heap import Heap, undisturbed
-from ipygpumem.heap.live.live_tensors import live_tensors
+from ipygpumem.heap.live.live_tensors import create_hidden_tensors
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import NOTEBOOK, Root, Roots
 from ipygpumem.heap.sizes.sizes import Sizes
@@ -131,7 +131,7 @@ def _remember_or_compare(
     holders of the memory that is new since the first one.
     """
     free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
-    live_tensors(Garbage())  # creates the objects of tensors known only in C++
+    create_hidden_tensors(Garbage())
     objects = _with_outputs_as_one(named())
     names = _memory_of_names(objects, progress)
     unnamed_arrays = _arrays_without_name(objects)
@@ -157,9 +157,11 @@ def _remember(
 ) -> None:
     """Remember the memory at the first look, and count the runs from now on."""
     large_ids = _result_on_large_objects(lambda items, heap: set(map(id, items)))
-    growing.first_look = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
+    growing.first_look = FirstLook(
+        names, unnamed_arrays, Contents(objects), large_ids, free_heap_bytes=0
+    )
     growing.runs = 0
-    growing.processes = Processes(0, _bytes_by_process(children_now()))
+    growing.processes = Processes(run=0, sizes=_bytes_by_process(children_now()))
 
 
 def _memory_of_names(objects: dict[str, object], progress: Progress) -> LargestNames:

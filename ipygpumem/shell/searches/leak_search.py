@@ -14,7 +14,7 @@ from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.kinds.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.kinds.libraries import loaded_classes
 from ipygpumem.heap.live.heap import Heap, undisturbed
-from ipygpumem.heap.live.live_tensors import live_tensors
+from ipygpumem.heap.live.live_tensors import create_hidden_tensors
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory.arrays.roles import added_to_optimizers, optimizer_states
@@ -91,15 +91,15 @@ class LeakSearch:
 
     def find(self, progress: Progress) -> Leaks:
         """Return the leaks. Collect garbage before, because it is no leak."""
-        live_tensors(self._context.garbage)  # creates the objects of tensors known only in C++
+        create_hidden_tensors(self._context.garbage)
         with undisturbed():
             # Before the heap refers to them, too.
             self._printed_texts = set(map(id, self._printed.own_texts()))
-            outputs = _Outputs(self._context, ownable_objects(self._context.namespace))
+            outputs = _NotebookOutputs(self._context, ownable_objects(self._context.namespace))
             heap = Heap(
                 smallest=self._smallest,
                 of_libraries=loaded_classes(),
-                instances_of=unreached.OF_PLACES,
+                instances_of=unreached.KEEPER_TYPES,
             )
             progress(0.3)
             retained = outputs.retained(heap)
@@ -129,7 +129,7 @@ class LeakSearch:
         self,
         heap: Heap,
         retained: Retained,
-        outputs: _Outputs,
+        outputs: _NotebookOutputs,
         roots: Roots,
         progress: Progress,
     ) -> Leaks:
@@ -138,19 +138,27 @@ class LeakSearch:
         Each byte is in one row. So the order of these steps counts: each leaves out the memory of
         the rows that the steps before have made.
         """
+        # After ``x = np.ones(10**7); runs.append(x)`` in an experiment, its end deletes ``x``, and
+        # ``runs`` keeps the array.
         survivors = self._leaked_names(heap)
         survivors += tensors_on_arrays(survivors, heap)
         storages_of_survivors = storages_of(survivors)
+        # "losses: 100 tensors keep their autograd graphs": no leak, so ``kept`` has the row. Graphs
+        # of names have none, because ``loss.backward()`` may follow.
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
         storages_of_graphs = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        # Large arrays and objects to which no name leads, such as a local of a running thread.
         unnamed = self._unnamed_memory(
             heap, storages_of_survivors, storages_of_graphs, outputs.identities_of_notes()
         )
         progress(0.7)
         leaked = self._rows_of_leaks(survivors, unnamed, heap, roots)
+        # "Out[5]: Tensor that only IPython holds": its arrays here, its other memory below. The
+        # storages of survivors are in the rows of leaks, too, so they don't count as new.
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _rows_of_findings(findings, self._smallest, storages_of_survivors)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
+        # One row for all that one line frees; the line also ends cycles that would keep the memory.
         rows = leaked.merged()
         cycles = with_ended_cycles(rows, roots.lines.removed.objects, roots, heap.ndarrays)
         return Leaks(
@@ -168,7 +176,7 @@ class LeakSearch:
         that experiments have left without a name.
 
         Those of which the state of the user's live optimizer consists are left out: they are no
-        leak.
+        leak. The survivors forget the arrays that have died.
         """
         self._survivors.update(heap)
         large = [
@@ -200,9 +208,11 @@ class LeakSearch:
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = NotebookOnHeap(heap, namespace, self._smallest)
-        surviving = SurvivingObjects(self._survivors, notebook, large.places, storages_of_survivors)
+        surviving = SurvivingObjects(
+            self._survivors, notebook, large.keepers, storages_of_survivors
+        )
         in_rows = storages_of_survivors | surviving.storages | storages_of_graphs
-        unlisted = Unlisted(notebook, large.places, surviving.sizes, storages_of_survivors)
+        unlisted = Unlisted(notebook, large.keepers, surviving.sizes, storages_of_survivors)
         candidates = large.largest(unlisted)
         ids_behind_names = _ids_behind_names(candidates, notebook)
         arrays = _UnnamedArrays(notebook, in_rows, ids_behind_names)
@@ -250,7 +260,7 @@ class _RowsOfLeaks(NamedTuple):
         return with_remarks(rows, remarks)
 
 
-class _Outputs:
+class _NotebookOutputs:
     """The outputs that IPython keeps.
 
     Make it before the heap is listed (see ``paths_of``), and keep no other references to the names'

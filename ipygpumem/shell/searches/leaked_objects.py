@@ -80,12 +80,12 @@ class NotebookOnHeap:
             return True
         return holder.module in self.modules
 
-    def count_names(self, sizes: Sizes, places: unreached.Places) -> None:
+    def count_names(self, sizes: Sizes, keepers: unreached.CodeKeepers) -> None:
         """Let ``sizes`` count all objects that names lead to, so that it measures none of them
         later. It takes long next to many objects.
         """
         modules = [sys.modules[name] for name in self.modules if name in sys.modules]
-        unreached.count_named(sizes, places, self.names.values(), modules)
+        unreached.count_named(sizes, keepers, self.names.values(), modules)
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:
@@ -116,20 +116,20 @@ class LeakCandidates:
         of_scripts: objects of modules that ran as scripts, which no name leads to.
 
     Attributes:
-        places: places outside the names in which the user's code keeps objects.
+        keepers: the functions, caches, generators and errors of the user's code.
         items: the objects that are large by themselves.
     """
 
     def __init__(self, heap: Heap, of_scripts: Sequence[object]) -> None:
-        self.places = unreached.Places(heap)
-        self.places.contents.update(by_identity(of_scripts))
+        self.keepers = unreached.CodeKeepers(heap)
+        self.keepers.contents.update(by_identity(of_scripts))
         self.items = [*heap.large_containers.values(), *heap.large_leaves]
 
     def largest(self, unlisted: Unlisted) -> list[object]:
         """Return the largest candidates to which no name refers; ``unlisted`` measures them."""
         notebook = unlisted.notebook
         return unreached.possible_leaks(
-            self.places,
+            self.keepers,
             self.items,
             unlisted.without_arrays(),
             notebook.names.values(),
@@ -144,7 +144,7 @@ class SurvivingObjects:
     Args:
         survivors: all that outlived experiments.
         notebook: the live objects and the user's names.
-        places: places outside the names in which the user's code keeps objects.
+        keepers: the functions, caches, generators and errors of the user's code.
         listed: storages that have rows of their own: each byte is in one row.
 
     Attributes:
@@ -158,7 +158,7 @@ class SurvivingObjects:
         self,
         survivors: Survivors,
         notebook: NotebookOnHeap,
-        places: unreached.Places,
+        keepers: unreached.CodeKeepers,
         listed: Set[StorageKey],
     ) -> None:
         self._large_survivors = list[tuple[ReportedObjects, MeasuredSize]]()
@@ -172,7 +172,7 @@ class SurvivingObjects:
             # an older one, which has a name.
             identities = {id(item) for survivor in alive for item in survivor.items}
             with self.sizes.passing_over(identities):
-                notebook.count_names(self.sizes, places)
+                notebook.count_names(self.sizes, keepers)
         sizes_with_named = _sizes_without_data(notebook.heap, listed)
         for survivor in alive:
             # Objects older than the experiment, to which the survivor leads, stay.
@@ -238,7 +238,7 @@ class Unlisted:
 
     Args:
         notebook: the live objects and the user's names.
-        places: places outside the names in which the user's code keeps objects.
+        keepers: the functions, caches, generators and errors of the user's code.
         sizes: has counted the objects that have a row.
         listed: storages that have rows of their own.
     """
@@ -246,12 +246,12 @@ class Unlisted:
     def __init__(
         self,
         notebook: NotebookOnHeap,
-        places: unreached.Places,
+        keepers: unreached.CodeKeepers,
         sizes: Sizes,
         listed: Set[StorageKey],
     ) -> None:
         self.notebook = notebook
-        self._places = places
+        self._keepers = keepers
         self._sizes = sizes
         self._listed = listed
         self._has_counted_names = False
@@ -311,7 +311,7 @@ class Unlisted:
         if self._has_counted_names:
             return
         self._has_counted_names = True
-        self.notebook.count_names(self._sizes, self._places)
+        self.notebook.count_names(self._sizes, self._keepers)
 
 
 class UnreachedObjects:

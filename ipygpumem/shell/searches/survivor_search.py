@@ -195,7 +195,7 @@ class SurvivorSearch:
 
     def _live_arrays_of_names(self) -> list[WatchedName]:
         """Return the names with large live arrays, each with the cell that bound it and, if that is
-        new, the identity of its object.
+        new, the identity of its object. Note in ``_new_ids`` which objects are new.
         """
         ended = self._ended
         parts = list(ended.watched)
@@ -238,7 +238,8 @@ class SurvivorSearch:
 
     def received(self) -> set[int]:
         """Return the identities of objects made in the experiment that containers from before it
-        have received.
+        have received. The search for the names' arrays may have listed the new objects already;
+        else this lists them.
         """
         if self._new_ids is None:
             self._new_ids = self._ended.baseline.objects_since()
@@ -409,7 +410,7 @@ class SurvivorSearch:
 
     def rows_of_possibly_older(self, heap: Heap, roots: Roots, other_bytes: int) -> list[HeldRow]:
         """Return the rows of NumPy arrays that may be older, with their holders, as far as other
-        memory does not explain the host's growth.
+        memory does not explain the host's growth. ``alive`` gets their arrays.
 
         Args:
             heap: the live objects.

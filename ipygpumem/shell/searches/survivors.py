@@ -273,7 +273,8 @@ class Survivors:
         progress: Progress,
     ) -> tuple[EndedCycles, OlderData]:
         """Return the rows of all objects that outlive an experiment, with the cycles that their
-        lines end; and the older data that these lines drop.
+        lines end; and the older data that these lines drop. Remember the records that the lines
+        remove, so that later reports recognise them.
 
         Args:
             search: the search for the objects.
@@ -370,7 +371,7 @@ class Survivors:
 
     def rows_of_deleted_name(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the rows of the live arrays that a deleted name held, or of its object if that is
-        alive and has none.
+        alive and has none. It collects garbage before, and forgets recorded arrays that have died.
 
         Args:
             name: a name that is not defined.
