@@ -312,10 +312,13 @@ def test_a_failed_call_is_freed_before_the_next_call(meter: Meter) -> None:
             except MemoryError as error:
                 raise RuntimeError("the step failed") from error
 
+    # The handled error would keep what was made before it, as a context.
     try:
         raise ValueError("the context of all that follows")
     except ValueError:
         run_tries(train, Fit(Plan({"n": 8}), meter))
+
+    # Two calls fail, each with two big objects; the third fits.
     assert len(alive) == 4
     assert seen == [0, 0, 0]
 
@@ -384,6 +387,8 @@ def test_only_the_last_run_of_a_search_may_use_the_headroom() -> None:
     )
     outcomes = [(item.values["n"], item.outcome, item.device) for item in result.tries]
     assert outcomes == [(1000, CROWDED, "cuda:0"), (500, FITS, None), (750, FITS, None)]
+
+    # As if 875 had run before: it now needs 200 more, and the search goes back to 750.
     calls[:] = [875]
     result = run_tries(
         train, Fit(Plan({"n": 1000}, step="search", max_tries=3, headroom=0.1), meter)
@@ -392,6 +397,8 @@ def test_only_the_last_run_of_a_search_may_use_the_headroom() -> None:
         (875, CROWDED),
         (750, FITS),
     ]
+
+    # Even the smallest size leaves too little headroom.
     with pytest.raises(AutofitError) as caught:
         run_tries(train, Fit(Plan({"n": 1000}, step="search", smallest=990, headroom=0.1), meter))
     said = (

@@ -62,6 +62,8 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
         w+1
         """,
     )
+
+    # The record of each engine.
     experiment = last_record(cluster)
     assert [engine["engine"] for engine in experiment["engines"]] == [0, 1, 2, 3]
     assert (experiment["deleted"], experiment["kept"]) == (("x",), ("w",))
@@ -71,12 +73,16 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
         assert usage["peak_bytes"] - usage["before_bytes"] >= 63 * MIB
         assert engine["free"]["cpu"] > 0
         assert engine["pid"] != cluster.value("__import__('os').getpid()")
+
+    # The record of them all.
     assert experiment["consumed"]["cpu"] >= 4 * 63 * MIB, "the sum over the engines"
     assert experiment["freed"]["cpu"] >= 4 * 63 * MIB
     assert on_engines(cluster, "w") == [0, 1, 2, 3]
     assert on_engines(cluster, NAMES) == [["w"]] * 4
     assert cluster.value("'x' in globals()") is False, "nothing runs in the notebook itself"
     assert [f"id {number}" in reply.stdout for number in range(4)] == [True] * 4
+
+    # What the notebook shows.
     (text,) = reply.reports("engines")
     assert text.startswith("experiment sweep · on 4 engines · ")
     assert re.search(r"RAM +peak +4 +\+6\d(\.\d)? MiB", text)
@@ -419,6 +425,8 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
         assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, (
             "what we import there is not the experiment's"
         )
+
+    # The second engine dies.
     reply = kernel.run(
         f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)"
     )
@@ -429,6 +437,8 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     (text,) = reply.reports("engines")
     assert "· on 2 engines ·" in text
     assert "1 failed" in text
+
+    # What is left goes on.
     run_cells(
         kernel,
         """

@@ -338,8 +338,12 @@ def test_no_command_leaves_garbage() -> None:
     commands = ["6 * 7", EMPTY, "%%experiment leaves\nrows.append('a' * 2 ** 22)"]
     # Not ``status``: without a card, pynvml makes a class at each try to load NVML.
     commands += [f"%gpumem {look}" for look in ("leaks", "top", "why rows", "tensors")]
+
+    # What is imported and cached on first use is no garbage.
     for command in commands * 2:
         shell.run_cell(command)
+
+    # Garbage is kept in a list, so that it can be counted.
     garbage = dict[str, int]()
     gc.disable()
     for command in commands:

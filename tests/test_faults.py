@@ -501,6 +501,8 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
 
             patch.setattr(kind, name, fails)
             world.shell.run_cell(target)
+
+        # Neither this cell nor the next ones suffer.
         said = "".join(world.out.readouterr())
         for cell in ("since = 7", target):
             world.shell.run_cell(cell)
@@ -594,6 +596,7 @@ def test_each_kind_of_failure_is_reported_once_with_its_loss(
     def told() -> list[str]:
         return [line for line in capsys.readouterr().err.splitlines() if "ipygpumem:" in line]
 
+    # Twenty cells fail alike: one line for each type of error.
     for kind in (RuntimeError, KeyError):
         monkeypatch.setattr(app.context.meter, "span", broken(kind))
         for _ in range(20):
@@ -601,10 +604,14 @@ def test_each_kind_of_failure_is_reported_once_with_its_loss(
         (line,) = told()
         assert line.startswith(f"ipygpumem: pre_run_cell failed ({kind.__name__}: ")
         assert line.endswith("Your code is not affected, but this cell's memory was not measured.")
+
+    # Another component fails.
     monkeypatch.setattr(app.session, "_finish_measurement", broken(RuntimeError))
     shell.run_cell("1")
     (line,) = told()
     assert line.startswith("ipygpumem: post_run_cell failed (RuntimeError: "), "another component"
+
+    # After the extension was loaded again, a known failure is told once more.
     monkeypatch.undo()
     shell.run_cell("%reload_ext ipygpumem")
     monkeypatch.setattr(app_of(shell).context.meter, "span", broken(RuntimeError))
@@ -740,6 +747,8 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
 ) -> None:
     """A cell without a record: all objects are saved, and no name that it binds is deleted."""
     name = "push" if owner is CellStack else "cell_begins"
+
+    # Names from before the scope, and from its first cells.
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("old, other, gone = 'older', 'other', 'gone'")
     shell.run_cell("%experiment start m")
@@ -748,6 +757,8 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
         again = 2
         del again
         """)
+
+    # The cell without a record.
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)
         cell = "old = other = 2\nnew = again = 3\ndel gone"
@@ -757,6 +768,8 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
             thread.join()
         else:
             shell.run_cell(cell)
+
+    # What the end restores and deletes.
     shell.run_cell("later = 4")
     shell.run_cell("%experiment end")
     names = {

@@ -222,6 +222,8 @@ def test_an_object_promoted_while_the_lists_are_read_is_new(
     gc.collect()
     saver.add(since)
     made = Made()
+
+    # The new object is in the middle generation when the lists are read.
     gc.collect(0)
     monkeypatch.setattr(objects_since_module, "gc", Collecting())
     identities = since.identities()
@@ -373,6 +375,7 @@ def test_garbage_released_by_finalisers_is_collected_too(how: str) -> None:
         def __del__(self) -> None:
             holder.clear()
 
+    # The object in `holder` becomes garbage only while the collection runs.
     collector = Garbage()
     holder = [Made()]
     old = weakref.ref(holder[0])
@@ -591,6 +594,7 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
     would have.
     """
     for line in itertools.count(1):
+        # Held and lost objects newer than the mark.
         gc.collect()
         collector = Garbage()
         collector.instances(Made)
@@ -599,10 +603,14 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         lost = Made()
         alive = weakref.ref(lost)
         del lost
+
+        # The interrupted call.
         collecting = functools.partial(collector.collect, mark)
         interrupted = interrupted_at(
             line, collecting, lambda frame: frame.f_code.co_filename == garbage.__file__
         )
+
+        # The next one.
         stop_listening()  # as a session does: the interrupt may strike at the very end of a block
         collector.collect(mark)
         assert alive() is None, line

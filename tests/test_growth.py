@@ -75,8 +75,12 @@ def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: s
     assert growth[1] == path
     assert float(growth[2]) == pytest.approx(size, rel=0.06)
     assert "not named" not in text, text
+
+    # The report of leaks says the same.
     (leaks,) = run_quietly(notebook, "%gpumem leaks").reports("leaks")
     assert growth[0].strip() in leaks
+
+    # The advised line empties it.
     if case in WITHOUT_LINE:
         assert growth[4] is None
     else:

@@ -87,11 +87,14 @@ def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
 
 
 def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> None:
+    # Version 1 of control groups, without a limit: the machine counts.
     system = v1_system(tmp_path / "1", "/a/b")
     write_memory(system.root, available=800 * MIB, swap=1024)
     left = MemoryLeft(system.root)
     assert left.now() == (801 * MIB, 300 * PAGE_BYTES, 700 * PAGE_BYTES)
     left.close()
+
+    # The inner group has a limit of 500 MiB, the outer one of 400 MiB, of which 50 are left.
     system.v1(
         "a/b",
         500 * MIB,
@@ -104,9 +107,13 @@ def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> No
         "the control group's 400 MiB",
         50 * MIB,
     )
+
+    # The inner group has 200 MiB left, and 21 of its file cache.
     system.v1("a", 600 * MIB, 300 * MIB)
     assert left.now().available_bytes == 221 * MIB
     left.close()
+
+    # Version 2: 100 MiB are left, and 11 that the kernel can reclaim.
     system = v2_system(tmp_path / "2", "/a")
     write_memory(system.root, available=800 * MIB)
     system.v2("a", 300 * MIB, 200 * MIB, f"inactive_file {10 * MIB}\nslab_reclaimable {MIB}\n")
@@ -489,6 +496,7 @@ def test_a_cell_that_begins_during_a_look_is_watched(
 def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The reading is due.
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
@@ -502,6 +510,8 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     monkeypatch.setattr(guard._memory.left, "now", note_lock)
     guard._watch._tick()
     assert was_locked == [True], "off waits until the files have been read"
+
+    # It comes after `off`.
     monkeypatch.undo()
     loaded.run_line_magic("gpumem", "guard off")
     assert guard._watch._tick() is None
@@ -600,19 +610,27 @@ def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:
 
 def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
     own = "resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, -1))"
+    none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
+
+    # A limit that was set after the guard's is in force until the user lifts it.
     run_cells(notebook, ON, own, "1")
     assert notebook.value(SOFT) == 3 * 2**30
     (state,) = run_cells(notebook, "%gpumem guard").reports("note")
     assert "other code has set RLIMIT_DATA, which is kept" in state
+
+    # So is one from before the guard.
     run_cells(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT)
     assert notebook.value("0 < limit <= 3 * 2**30")
     assert notebook.value(SOFT) == 3 * 2**30
-    none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
+
+    # A limit is set and lifted inside the same cells as the guard's.
     run_cells(notebook, none, ON, own, none, f"limit = {SOFT}")
     assert notebook.value("limit > 0"), "the guard goes on"
     run_cells(notebook, "%gpumem guard off", own, ON, none, f"limit = {SOFT}")
     assert notebook.value("limit > 0"), "a lifted limit is none of the user's"
     assert notebook.value(SOFT) == -1
+
+    # Code saves the guard's limit, and restores it.
     run_cells(notebook, "saved = resource.getrlimit(resource.RLIMIT_DATA)")
     run_cells(notebook, "resource.setrlimit(resource.RLIMIT_DATA, saved)")
     assert notebook.value(SOFT) == -1, "ours, saved and restored by code, ends with the cell"

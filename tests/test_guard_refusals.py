@@ -204,10 +204,15 @@ def test_a_refusal_is_told_from_an_error_that_python_code_raises() -> None:
     def as_system() -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
+    # Python itself is refused memory.
     assert refusal_in(caught(lambda: bytes(2**62))) == Refusal("refused")
     assert refusal_in(caught(again)) == Refusal("refused")
+
+    # No memory was refused: code raises the error itself.
     for function in mine, as_system, lambda: 1 // 0:
         assert refusal_in(caught(function)) is None
+
+    # Errors whose text decides.
     assert refusal_in(SystemError("error return without exception set")) == Refusal("internal")
     assert refusal_in(SystemError("bad argument to internal function")) is None
     assert refusal_in(RuntimeError("can't start new thread")) == Refusal("system")

@@ -388,6 +388,8 @@ def test_threads_that_allocate_are_waited_for(
     limit.threads._data_bytes = grow_until_the_last
     limit.threads.wait()
     assert len(sizes) >= 4, "without threads there is no wait"
+
+    # With one thread of the cell, it waits until the size stays.
     event = threading.Event()
     thread = waiting_thread(limit, event)
     limit.threads.wait()

@@ -68,6 +68,8 @@ def test_dropping_a_heap_frees_its_memory_without_the_collector() -> None:
         references = [weakref.ref(heap), weakref.ref(maker)]
         del heap
         maker.heap = Heap()
+
+        # A search fills its tables; then it is dropped.
         list(maker.heap.referrers({id(target[0]): target[0]}))
         maker.heap.drop()
         assert not any(vars(maker.heap).values())

@@ -66,11 +66,15 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
 def test_two_meters_measure_their_own_peaks_with_one_kernel_mark() -> None:
     """One opens, and resets the mark, inside a span of the other."""
     first = Meter([HostProbe()])
+
+    # A meter that opens inside a span.
     around = first.span()
     len(b"x" * (64 * MIB))
     second = Meter([HostProbe()])  # resets the mark
     (usage,) = around.stop()
     assert usage.peak_delta_bytes == pytest.approx(64 * MIB, rel=0.02)
+
+    # A span that opens inside one of another meter.
     around = first.span()
     len(b"x" * (128 * MIB))
     inside = second.span()  # resets the mark
@@ -79,6 +83,8 @@ def test_two_meters_measure_their_own_peaks_with_one_kernel_mark() -> None:
     assert usage.peak_delta_bytes == pytest.approx(32 * MIB, rel=0.02)
     (usage,) = around.stop()
     assert usage.peak_delta_bytes == pytest.approx(128 * MIB, rel=0.02)
+
+    # None of it is in a later span.
     after = first.span()
     (usage,) = after.stop()
     assert usage.peak_delta_bytes < 8 * MIB
@@ -144,10 +150,13 @@ def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
     if (child := os.fork()) == 0:
         code = 1
         try:
+            # The peak of a span that its parent has opened.
             touched(96 * MIB).close()
             (usage,) = around.read()
             assert (usage.method, usage.note) == ("kernel", "")
             assert usage.peak_bytes - usage.after_bytes == pytest.approx(96 * MIB, rel=0.05)
+
+            # A span of its own.
             span = meter.span()
             memory = touched(64 * MIB)
             assert span.read()[0].delta_bytes == pytest.approx(64 * MIB, rel=0.05)

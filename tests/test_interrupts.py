@@ -121,6 +121,8 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(
             app.experiments.open.clear()
         experiment = None
         gc.collect(1)
+
+        # Nothing of the experiment is in force.
         left = app.experiments.open, budgets.in_force, cuda.fractions, len(app.context.meter._open)
         assert left == ([], [], [1.0, 1.0], 0)
         assert sys.meta_path == meta_path
@@ -139,17 +141,22 @@ def test_an_interrupted_end_can_be_finished(
     space = loaded.user_ns
     app_of(loaded).context.config.report = False
     for line in itertools.count(first, step):
+        # Two experiments, of which the outer one ends first.
         space.update(t_old="old", t_keep="old")
         outer = ipygpumem.experiment("outer", report="none").start()
         loaded.run_cell("t_old = 1; t_keep = 1; t_new = []")
         ipygpumem.experiment("inner", keep="t_keep", report="none").start()
         loaded.run_cell("t_old = 2; t_keep = 2; t_new2 = []")
+
+        # The end is interrupted, then repeated.
         came = interrupted_at(
             line, outer.finish, lambda frame: frame.f_code.co_filename in LAST_FILES
         )
         for _ in range(4):
             if opened:
                 loaded.run_line_magic("experiment", "end")
+
+        # All names are as before both.
         left = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
         assert (opened, left) == (
             [],

@@ -162,6 +162,8 @@ def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
         "out\n",
         {"text/plain": "[1]"},
     )
+
+    # %%time is around it or inside it.
     assert (
         "Wall time"
         in run_quietly(
@@ -184,6 +186,8 @@ def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
             """,
         ).stdout
     )
+
+    # Both magics keep a name: only what both keep is there.
     reply = run_quietly(
         kernel,
         """
@@ -590,10 +594,14 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
             code,
             "threads = torch.get_num_threads()",
         )
+
+        # Parallel code works in the child, and in the notebook afterwards.
         run_quietly(
             kernel,
             f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads",
         )
+
+        # Where the threads cannot be ended, the child has one.
         run_cells(
             kernel,
             f"from ipygpumem.extras.isolate import openmp\nopenmp._PAUSE = 'missing before GCC "
@@ -603,6 +611,8 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
             kernel,
             f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1",
         )
+
+        # Without such a call, a cell with the library's names is refused.
         run_cells(
             kernel,
             """
@@ -651,11 +661,15 @@ def test_isolate_works_in_a_terminal(tmp_path: Path) -> None:
         terminal.press(b"Ada\r")
         terminal.await_prompt()
         assert {"Ada", "Out[2]: 5"} <= set(terminal.rows)
+
+        # An interrupt ends the child's cell.
         terminal.press(b"%%isolate\rprint('wa' + 'its')\rimport time; time.sleep(1000)\x1b\r")
         terminal.watch(lambda: "waits" in terminal.rows)
         terminal.press(b"\x03")
         terminal.await_prompt()
         assert "KeyboardInterrupt: " in "\n".join(row + " " for row in terminal.rows)
+
+        # The value that was kept is there.
         terminal.run("print(y + 1, sep='')")
         assert "6" in terminal.rows
     finally:

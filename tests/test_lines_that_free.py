@@ -296,6 +296,7 @@ def test_arrays_of_one_line_are_not_compared_with_each_other(
     reached = ReferrerGraph._ids_reached
     starts_of_each = list[int]()
 
+    # Counts how many arrays each search begins with.
     def count(edges: Any, starts: Any, within: Any) -> Any:
         starts = list(starts)
         starts_of_each.append(len(starts))

@@ -197,6 +197,8 @@ def test_the_heap_is_trimmed_before_readings_if_that_is_cheap(
 
     monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", trim)
     monkeypatch.setattr("ipygpumem.extras.lines.lines.time.perf_counter", lambda: clock[0])
+
+    # A trim that takes no time comes before each of 3 readings, one of ten seconds only once.
     for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
         lab, took[0], trimmed[0] = Lab(work), seconds, 0
         with lab.watching():
@@ -242,6 +244,8 @@ def test_a_line_that_runs_often_is_measured_as_one(
 
     monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", trim)
     readings_by_times = list[int]()
+
+    # The number of readings does not depend on the number of runs.
     for times in (5_000, 20_000):
         lab, readings[0] = Lab(*functions), 0
         with lab.watching():
@@ -265,10 +269,14 @@ def test_runs_measured_as_one_keep_their_memory_and_peak() -> None:
     lab = Lab(work)
     with lab.watching():
         work()
+
+    # Totals of all lines.
     kept = [cost.kept_bytes.get("cpu", 0) for cost in lab.record.costs.values()]
     peaks = [cost.peak_bytes.get("cpu", 0) for cost in lab.record.costs.values()]
     assert sum(kept) == 3 * MOST_RUNS + 10
     assert max(peaks) >= 70_000
+
+    # The figures of single lines.
     assert lab.figures(5) == (1, 10, 10)
     assert lab.figures(2)[0] == 3 * MOST_RUNS
     notes = "\n".join(lines_report(lab.record, "line").lines)

@@ -104,6 +104,7 @@ def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(
             span, began = (
                 opened.pop(number % len(opened))
                 if action == "stop"
+                # A reading is in no span.
                 else opened[number % len(opened)]
             )
             (usage,) = span.stop() if action == "stop" else span.read()

@@ -74,9 +74,12 @@ def test_loads_have_the_order_of_cudas_visible_cards(
             raise NVMLError("Not Supported")  # as on a MIG slice
         return SimpleNamespace(gpu=87)
 
+    # Only the second card reports its load.
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", rates, raising=False)
     monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: "one model")
     nvml = Nvml()
+
+    # The user's order has the second card first, and the driver does not know torch's second one.
     used = cuda_with("b", "gone")
     used.device_count = lambda: 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
@@ -89,6 +92,8 @@ def test_loads_have_the_order_of_cudas_visible_cards(
             1: (700, None),
         }
         assert {index: card.utilization for index, card in nvml.loads(used).items()} == {0: 87}
+
+    # Slices of a card, or a driver that fails, have no load.
     driver.mig.add("GPU-b")
     assert Nvml().loads(None) == {}
     driver.fail_init = True

@@ -96,6 +96,8 @@ def test_segments_of_closed_files_count_their_mapped_bytes(is_named: bool) -> No
     try:
         with contextlib.closing(OutsideProbe()) as probe:
             assert shm_of(probe) is None, "the file of another process"
+
+            # The file is mapped, and all descriptors are closed.
             with path.open("r+b") as file:
                 mapping = mmap.mmap(file.fileno(), 0)
             for link in list(Path("/proc/self/fd").iterdir()):  # Python keeps one

@@ -152,6 +152,7 @@ def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None
         widget.click({"kind": "free", "cell": None})
         told.append(feed._message)
 
+    # During a cell.
     notebook.user_ns["click"] = click
     notebook.run_cell(
         """
@@ -162,6 +163,8 @@ def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None
     )
     assert told == ["not freed: a cell is running"]
     assert feed._message == ""  # the cell has ended
+
+    # After a cell.
     widget.click({"kind": "free", "cell": None})  # it was sent before the cell ran
     assert feed._message == "not freed: a cell ran after the click"
     widget.click({"kind": "free", "cell": 1})

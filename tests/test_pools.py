@@ -142,6 +142,8 @@ def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: An
 def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, loaded: Any) -> None:
     library = Library()
     LOAD[device](loaded, library)
+
+    # The highest use before the span.
     library.take(512 * MIB)
     library.take(-512 * MIB)
     meter = Meter([], find_more=finder_of_probes(), sample_seconds=600)
@@ -152,6 +154,8 @@ def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, lo
         assert (usage.delta_bytes, usage.peak_delta_bytes) == (64 * MIB, 64 * MIB), (
             "not what was before the span"
         )
+
+        # A new highest use inside it.
         library.take(704 * MIB)
         library.take(-704 * MIB)
         (usage,) = [usage for usage in span.stop() if usage.device == device]

@@ -105,6 +105,7 @@ def test_garbage_collection_gets_credit_for_freed_memory() -> None:
                 of_thread.pop().close()
             return super()._collect_young()
 
+    # Only the step itself may collect it.
     gc.set_threshold(10**9)  # else Python might collect it before we do
     garbage.append(garbage)  # type: ignore[arg-type]  # a cycle
     meter = Meter([HostProbe()])

@@ -385,9 +385,12 @@ def postmortem(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
 def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
     start: Start, folder: Path
 ) -> None:
+    # The first kernel is killed.
     kernel = start(ON)
     kernel.run("%load_ext ipygpumem")
     run_until_dead(kernel, ALLOCATE, kill_when=lambda: recorded(folder, '"kind":"tick"') >= 3)
+
+    # The second one names its cell.
     kernel = start(ON)
     (note,) = kernel.run("%load_ext ipygpumem").reports("note")
     assert note == "the previous kernel died in cell 2: see %gpumem postmortem"
@@ -399,6 +402,8 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
         "RAM",
         "machine:",
     ]
+
+    # The second one crashes, and a third one names the reason.
     run_until_dead(kernel, "import ctypes; ctypes.string_at(0)")
     after = start()
     after.run("%load_ext ipygpumem")

@@ -325,6 +325,8 @@ def test_hostile_objects_run_no_code_and_neighbours_are_measured() -> None:
 def test_a_users_subclasses_are_read_without_running_their_code() -> None:
     numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
     arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+
+    # A frame whose block and index are hostile objects; one of polars.
     labels = object.__new__(hostile.Meta("Labels", (pandas.Index,), hostile.body))
     frame = object.__new__(hostile.Meta("Frame", (pandas.DataFrame,), hostile.body))
     other = object.__new__(hostile.Meta("Other", (polars.DataFrame,), hostile.body))
@@ -344,6 +346,7 @@ def test_a_users_subclasses_are_read_without_running_their_code() -> None:
         def __arrow_ext_class__(self) -> type:
             return Words
 
+    # An array of pyarrow whose type is the user's.
     words = arrow.ExtensionArray.from_storage(
         WordType(arrow.int64(), "words"), arrow.array(numpy.ones(1 << 17, "i8"))
     )

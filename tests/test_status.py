@@ -102,6 +102,8 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: SEGMENTS
     monkeypatch.setitem(sys.modules, "torch", torch)
+
+    # The figures of each device.
     snapshots = allocator.snapshots("cuda")
     first = snapshots["cuda:0"]
     second = snapshots["cuda:1"]
@@ -118,6 +120,8 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     torch.cuda.memory_snapshot = note_traces
     assert allocator.snapshots("cuda") == {}
     assert asked == [False]
+
+    # Where CUDA is not in use, nothing is asked.
     unused = torch_with_snapshot(initialized=False)
     unused.cuda.memory_snapshot = lambda **_: pytest.fail("asked")
     for module in (unused, fake_module(), None):
@@ -253,16 +257,21 @@ def test_cards_are_shown_before_torch_has_used_one(
     driver.processes["GPU-a"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
     # CuPy's or JAX's
     driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]
+
+    # What other processes and other libraries have.
     first, second = findings.reconcile(dict).reconciliations
     assert (first.device, second.device) == ("nvml:0", "nvml:1")
     assert bytes_by_part(first) == {"process -7": 300, "unknown": 400, "free": 300}
     assert first.notes == ("card GPU-a, by the driver's numbers: not used by this process yet",)
     assert bytes_by_part(second) == {"context and libraries": 200, "unknown": 100, "free": 1700}
     assert "not by torch" in second.notes[0]
+
+    # Without the memory of each process.
     driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     first, _ = findings.reconcile(dict).reconciliations
     assert first.notes[0].endswith("the driver does not report whether this process uses it")
 
+    # The driver fails.
     def fail() -> int:
         raise driver.NVMLError("Unknown Error")
 
@@ -348,6 +357,8 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
 
     host = HostProbe()
     result = findings.reconcile(lambda: {"cpu": host.read(detail=True)[0]}, look)
+
+    # The look's own array is not in the reading.
     assert result.readings["cpu"].current_bytes < host.read(detail=True)[0].current_bytes - 32 * MIB
     host.close()
     ram = next(item for item in result.reconciliations if item.device == "cpu")
@@ -355,6 +366,8 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
     if "arrays: other" in parts:  # where the kernel tells which pages are there
         assert parts["arrays: other"] == 64 * MIB
         assert (parts.get("arrays: buffer") or 0) < 4 * MIB
+
+    # The parts of this process add up to it.
     parts_of_process = [
         parts.get(name) or 0
         for name in parts

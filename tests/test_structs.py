@@ -116,6 +116,7 @@ def test_a_database_in_use_by_a_thread_is_not_waited_for(database: sqlite3.Conne
         go_on.wait()
         return value
 
+    # A query that lasts until it is told to go on.
     database.create_function("wait", 1, wait)
     thread = threading.Thread(target=lambda: database.execute("select wait(1)").fetchall())
     thread.start()

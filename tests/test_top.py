@@ -96,6 +96,8 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     }
     for segment in (names["segment"], names["box"][0]):
         segment.buf[:] = bytes(MIB)
+
+    # The remedies.
     rows = take(**names)
     assert rows["segment"].remedy == "del array; segment.close(); segment.unlink()"
     assert rows["box"].remedy == "close() and unlink() its shared memory, then del box"
@@ -103,6 +105,8 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     unlinked.buf[:] = bytes(MIB)
     unlinked.unlink()
     assert take(unlinked=unlinked)["unlinked"].remedy == "del unlinked"
+
+    # They remove the segments.
     left = names["segment"].name
     inside = names["box"][0]
     exec(f"{rows['segment'].remedy}; box[0].close(); box[0].unlink()", names)

@@ -53,16 +53,21 @@ def test_a_block_is_measured_and_a_line_shows_it(
 def test_a_trace_continues_after_a_report_but_not_after_a_reset(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Until the first reset: 100 bytes at the start, 900 at the peak.
     trace = ipygpumem.Trace("epoch").start()
     script_memory.spike(900)
     trace.report("forward")
     script_memory.set(200)
     assert trace.usage()[0].peak_bytes == 900
+
+    # Until the second one, which drops what it has measured, and until the end.
     trace.report_and_reset("backward")
     script_memory.set(250)
     trace.reset()
     script_memory.set(260)
     assert kept_and_peak(trace.stop()) == (10, 10)
+
+    # The records and lines of the first stretch and the last.
     assert trace.usage() == trace.record.usages  # type: ignore[union-attr]
     assert [kept_and_peak(record) for record in ipygpumem.traces()] == [(100, 800), (10, 10)]
     first, second = capsys.readouterr().out.splitlines()
@@ -103,14 +108,19 @@ def test_coroutines_and_generators_are_measured_until_they_end(script_memory: Fa
         script_memory.set(100 + got)
         return "end"
 
+    # A coroutine.
     assert asyncio.run(wait()) == "done"
     assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
+
+    # A generator that returns.
     generator = produce()
     assert next(generator) == 1
     with pytest.raises(StopIteration) as stopped:
         generator.send(60)
     assert stopped.value.value == "end"
     assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
+
+    # A generator that is closed.
     left = produce()
     next(left)
     left.close()
@@ -118,6 +128,7 @@ def test_coroutines_and_generators_are_measured_until_they_end(script_memory: Fa
 
 
 def test_contradictory_arguments_of_a_loop_are_refused(script_memory: FakeProbe) -> None:
+    # A trace that is not running, and one that is.
     trace = ipygpumem.Trace()
     for call in (trace.stop, trace.usage, trace.report, trace.reset, trace.report_and_reset):
         with pytest.raises(TraceError, match="is not running: start"):
@@ -127,6 +138,8 @@ def test_contradictory_arguments_of_a_loop_are_refused(script_memory: FakeProbe)
         trace.start()
     trace.stop()
     trace.start().stop()
+
+    # Arguments that are no label and no function.
     for wrong in (5, None, b"label"):
         with pytest.raises(TraceError, match="must be a string, not"):
             ipygpumem.trace(wrong)  # type: ignore[call-overload]
@@ -222,6 +235,7 @@ def test_a_loop_has_the_length_of_its_iterable_and_can_run_again(script_memory: 
 
 
 def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeProbe) -> None:
+    # A break.
     loop = ipygpumem.track(range(5), silent=True)
     for number in loop:
         script_memory.set(100 + number)
@@ -234,6 +248,7 @@ def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeP
             if number == 2:
                 raise KeyError(number)
 
+    # An error of the loop's body.
     with pytest.raises(KeyError, match="2"):
         fails()
     assert [record.iteration for record in loop.records] == [1, 2, 3]
@@ -242,6 +257,7 @@ def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeP
         yield 1
         raise ValueError("source")
 
+    # An error of the iterable.
     with pytest.raises(ValueError, match="source"):
         list(ipygpumem.track(broken(), silent=True))
 

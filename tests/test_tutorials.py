@@ -116,6 +116,8 @@ def test_tutorials_run_and_their_statements_about_cells_are_true(name: str) -> N
         kept = kernel.value(
             "{cell.execution_count: cell.usages[-1].delta_bytes for cell in ipygpumem.history()}"
         )
+
+    # What is said of a cell is true: texts of its reports, or MiB that it kept.
     for number, cell in enumerate(cells, 1):
         for claim in CLAIMS[name].get(cell.id, ()):
             if isinstance(claim, str):

@@ -192,6 +192,8 @@ def test_gpumem_alone_shows_a_short_status_a_hint(
     assert " · RAM " in head
     assert largest.strip() == "largest names: big 8 MiB, less 2 MiB, x 8.1 KiB"
     assert "next: %gpumem top" in following
+
+    # The second look shows changes, too.
     loaded.run_cell("del less; new = numpy.ones(1 << 22)")
     capsys.readouterr()
     loaded.run_line_magic("gpumem", "")

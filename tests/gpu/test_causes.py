@@ -83,15 +83,21 @@ def test_names_of_earlier_cells_hold_the_cards_memory(on_card: Kernel) -> None:
         "cache = {'x': gb(3)}; also = cache",
         "model = gb(10)",
     )
+
+    # One name is enough.
     kind, text, remedy = cause(on_card, "x = gb(8 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history")
     held = f". 4.00 GiB are still held by history from cell {first}, which this cell does not use"
     assert held in text
+
+    # It takes two.
     kind, text, remedy = cause(on_card, "x = gb(12.5 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history, cache, also")
     both = f"history from cell {first} and cache from cell {first + 1}"
     assert f"7.00 GiB are still held by {both}, which" in text
     run_quietly(on_card, remedy, "x = gb(12.5 + 0 * len(model))", "del x")
+
+    # A module holds the memory, too: deleting the name would not free it.
     run_quietly(on_card, "history = [gb(6)]", "import sys; sys.kept = history[0]")
     assert cause(on_card, "x = gb(8 + 0 * len(model))")[0] == "too much"
     run_quietly(on_card, "del sys.kept")
@@ -123,12 +129,16 @@ def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
         assert (kind, remedy) == ("process", "end it if it is yours")
         assert f". process {process.pid} (python" in text
         assert ") has 16.40 GiB of it" in text
+
+    # A kernel.
     with started_kernel() as other:
         run_quietly(other, GB, "x = gb(16)")
         kind, text, remedy = cause(on_card, "x = gb(10)")
         assert (kind, remedy) == ("process", "shut that kernel down")
         assert f"process {other.value('os.getpid()')} (" in text
         assert ", of another kernel) has 16.40 GiB of it" in text
+
+        # Neither of two decides alone.
         with other_process(4 * 1024):
             kind, text, _ = cause(on_card, "x = gb(22)")
             assert (kind, "2 other processes have 20.80 GiB of it" in text) == ("process", True)

@@ -69,11 +69,15 @@ def test_other_allocators(setting: str, card: Card) -> None:
     """
     with started_kernel(PYTORCH_CUDA_ALLOC_CONF=setting) as kernel:
         ready(kernel)
+
+        # A cell's figures.
         run_quietly(kernel, f"{MAKE}x = mib(64); mib(64); None")
         assert (cuda_usage(kernel).delta_bytes, cuda_usage(kernel).peak_delta_bytes) == (
             64 * MIB,
             128 * MIB,
         )
+
+        # An out-of-memory error.
         live = allocated(kernel)
         used = card.settle()
         reply = kernel.run("""
@@ -84,6 +88,8 @@ def test_other_allocators(setting: str, card: Card) -> None:
             """)
         assert reply.error == "OutOfMemoryError"
         assert size_after(rf"freed: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
+
+        # A budget is for one experiment: the end gives all back.
         run_quietly(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
         assert (
             kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error
@@ -91,6 +97,8 @@ def test_other_allocators(setting: str, card: Card) -> None:
         )
         assert allocated(kernel) == live
         assert card.settle() <= used
+
+        # What status shows.
         (status,) = run_quietly(kernel, "y = mib(1536)", "%gpumem status").reports("status")
         assert ("live tensors" if "Async" in setting else "tensors: other") in status
         assert "restart with expandable_segments" not in status

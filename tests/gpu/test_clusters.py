@@ -41,11 +41,15 @@ def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel)
     source += f"if {ID} == 2: torch.empty(2**50, device='cuda')"
     reply = cluster.run(f"%%experiment cards --on all\n{source}")
     assert reply.status == "error"
+
+    # The sums over the engines.
     experiment = last_record(cluster)
     assert [engine["error"] for engine in experiment["engines"]] == ["", "", "OutOfMemoryError", ""]
     assert experiment["ooms"] == 1
     assert experiment["consumed"]["cuda"] == 4 * 64 * MIB
     assert experiment["freed"]["cuda"] == 4 * 64 * MIB, "the failed engine's, too"
+
+    # The figures of each engine.
     for engine in experiment["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cuda:0"]
         assert usage["peak_bytes"] - usage["before_bytes"] == 64 * MIB

@@ -48,6 +48,8 @@ def test_a_purge_of_a_fragmented_card(
         before = allocated(kernel)
         run_quietly(kernel, "torch.cuda.empty_cache()")
         assert kernel.value("fits(), right()") == (False, True)
+
+        # After a purge there is room, and the model is the same.
         run_quietly(kernel, "ids = [id(w) for w in many.weights]\nrecord = ipygpumem.purge(many)")
         assert kernel.value("fits(), right(), ids == [id(w) for w in many.weights]") == (
             True,
@@ -57,6 +59,8 @@ def test_a_purge_of_a_fragmented_card(
         assert allocated(kernel) == before
         figure(kernel.value("str(record)").splitlines()[-1])
         assert kernel.value("record.before['cuda:0'] - record.after['cuda:0'] > 4 << 30") is True
+
+        # The card is filled while a second purge brings the model back: at the fifth of its pieces.
         run_quietly(
             kernel,
             """

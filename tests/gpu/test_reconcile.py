@@ -248,6 +248,8 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
     assert abs(size(memory, "context") - before) <= ROUNDING, (
         "the pool is not counted as the context's"
     )
+
+    # The pool keeps what its user has let go of, until it is emptied.
     run_quietly(kernel, "pool.let_go()")
     assert (size(look(kernel), "CuPy: in use"), size(look(kernel), "CuPy: pool's rest")) == (
         0,

@@ -134,11 +134,14 @@ def test_the_users_matplotlib_style_is_kept() -> None:
 
 
 def test_the_peak_has_one_colour_everywhere() -> None:
+    # The charts of a session, of experiments, and of a peak.
     session = figures.session(made_up(20)).axes[-1]
     runs = figures.experiments([experiment()]).axes[-1]
     points = (PeakPoint(0.0, {"data": 1}), PeakPoint(1.0, {"data": GIB}))
     device = DevicePeak("cpu", "storages", GIB, 1.0, curve=points)
     of_peak = PeakRecord((device,), 1.0).picture().axes[0]
+
+    # The colours of what is called a peak, and of the rest.
     colours = set()
     for axes in (session, runs):
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -250,6 +253,8 @@ def test_plot_without_matplotlib_names_the_package_to_install(
 
 def test_given_records_are_drawn_without_the_extension() -> None:
     cells, run = made_up(12), experiment(cells=tuple(made_up(4)))
+
+    # Records of a session, as a list or whole, and one record alone.
     for source in ([*cells, run], SessionRecord(0.0, tuple(cells), (run,))):
         assert ipygpumem.plot.session(source, last=5).summary.startswith(
             "memory over the session · 5 cells (7 earlier"
@@ -257,11 +262,15 @@ def test_given_records_are_drawn_without_the_extension() -> None:
         assert ipygpumem.plot.experiments(source, device="RAM").summary.startswith("1 experiment")
     assert "4 cells" in ipygpumem.plot.session(run).summary
     assert "cuda:0 · " in ipygpumem.plot.devices([reconciliation()]).summary
+
+    # Wrong arguments.
     for wrong in (7, "history", [1, 2]):
         with pytest.raises(PlotError, match="pass records of cells and experiments"):
             ipygpumem.plot.session(wrong)
     with pytest.raises(PlotError, match="an experiment inside one cell has no cells of its own"):
         ipygpumem.plot.session(experiment(cells=()))
+
+    # Without records, the extension is needed.
     with pytest.raises(
         NotLoadedError, match=r"run the script as ipython --ext ipygpumem SCRIPT\.py$"
     ):

@@ -222,10 +222,14 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
         threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()
         """,
     )
+
+    # The experiment's end names what the thread's cell has made.
     local = 'thread "worker": running work() line 4, local '
     try:
         mib_by_path = {row.path: row.size_bytes >> 20 for row in survivors(notebook)}
         assert mib_by_path == {f"{local}text": 10, f"{local}array": 8, f"{local}rows": 7}
+
+        # The other reports name what it was given, too.
         run_cells(notebook, "del older")
         (text,) = run_cells(notebook, "%gpumem leaks").leaks()
         for name in ("text", "array", "rows", "given"):

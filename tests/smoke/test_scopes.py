@@ -681,6 +681,8 @@ def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> No
         odd: "",
         "1 / 0": "",
     }
+
+    # In the open scope, and in a cell's own inside it.
     for body, error in errors.items():
         for head in ("", "%%experiment inner\n"):
             reply = run_failing(notebook, f"{head}old = 2\ny = 2\n{body}", error)
@@ -689,6 +691,8 @@ def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> No
     assert (
         run(notebook, "z = 3\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
     )
+
+    # The inner scope restores `x` and `inner`; `old` is still shadowed by the open one.
     run_failing(
         notebook,
         """
@@ -701,6 +705,8 @@ def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> No
     )
     assert open_experiments(notebook) == ["a"]
     assert notebook.value("(x, y, z, old, 'inner' in globals())") == (1, 2, 3, 2, False)
+
+    # The end of the open scope restores the rest.
     run_quietly(notebook, END)
     assert notebook.value("old") == 1
     assert existing_names(notebook, "x", "y", "z") == []

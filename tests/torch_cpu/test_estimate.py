@@ -330,6 +330,7 @@ def test_the_history_of_lbfgs_is_counted_for_its_iterations() -> None:
         loss.backward()
         return loss
 
+    # The estimate, then the same steps for real.
     estimate = ipygpumem.estimate(optimizer.step, closure)
     assert any("LBFGS" in note for note in estimate.notes)
     with RealStorages(x, y, model.weight) as real:
@@ -724,6 +725,7 @@ def test_estimates_read_tensors_without_the_functions_mode(
     calls: list[object] = []
     follow, call = AllocationTracker._follow_operation, TorchFunctions.__torch_function__
 
+    # Notes each call of a function while an operation is followed.
     def followed(self: Any, *args: Any) -> Any:
         in_operations.append(1)
         try:
@@ -752,6 +754,7 @@ def test_storages_are_marked_without_the_functions_mode(monkeypatch: pytest.Monk
     calls: list[str] = []
     call = TorchFunctions.__torch_function__
 
+    # Notes each call of a function that our own code makes.
     def called(self: Any, func: Any, *args: Any) -> Any:
         caller = sys._getframe(1).f_code
         if is_ours(caller.co_filename):
@@ -792,6 +795,7 @@ def test_a_deep_copy_of_a_model_is_estimated() -> None:
     def known() -> None:
         assert int(copy.deepcopy(model)[1].num_batches_tracked) == 0
 
+    # Its number of batches is known, not guessed.
     estimate = ipygpumem.estimate(known, device="cpu")
     assert not estimate.guesses
 
@@ -815,6 +819,7 @@ def test_deep_copies_of_views_share_a_copy_of_the_whole_storage() -> None:
         assert copied.requires_grad
         return copied
 
+    # The whole storage once; a tensor with its gradient.
     assert ipygpumem.estimate(views, device="cpu").devices[0].kept_bytes == MIB
     assert ipygpumem.estimate(with_gradient, device="cpu").devices[0].kept_bytes == 2 * MIB
 

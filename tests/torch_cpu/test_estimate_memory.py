@@ -417,9 +417,12 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     def refuse(*_: object) -> tuple[int, int]:
         raise RuntimeError("the driver is gone")
 
+    # A card without figures.
     monkeypatch.setattr(Nvml, "visible", refuse)
     (device,) = ipygpumem.estimate(make_on_cuda).devices
     assert (device.device, device.peak_bytes, device.room_bytes) == ("cuda:0", MIB, None)
+
+    # A card of 9 MiB, 4 of them in use: 3 by torch's allocator, of which 1 is in tensors.
     wide = WholeDevice(total_bytes=9 * MIB, used_bytes=4 * MIB)
     monkeypatch.setattr(Nvml, "device", lambda *_, **__: wide)
     answers: dict[str, Any] = {
@@ -433,6 +436,8 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     # What the allocator keeps counts as free.
     assert (free_bytes("cuda:0"), free_bytes("cuda:1")) == (7 * MIB, None)
+
+    # A card that fails later.
     monkeypatch.setattr(Nvml, "device", refuse)
     assert free_bytes("cuda:0") is None
 

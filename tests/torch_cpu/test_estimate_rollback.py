@@ -332,11 +332,15 @@ def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel)
         with torch.no_grad():
             y = layer(torch.zeros(n << 12, 8192))"""
     )
+
+    # As a cell.
     reply = run_cells(estimating, cell.format(4, "--device-memory 1600MiB") + code)
     assert estimating.value("n, 'layer' in globals()") == (2, False)
     shown, fitted = reply.reports("estimate") + reply.reports("autofit")
     assert "fits: needs" in shown
     assert "n=2 fits" in fitted
+
+    # As a call of a function.
     run_cells(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
     call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=4).value"
     assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 2
@@ -346,6 +350,8 @@ def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel)
         ).result
         is not None
     )
+
+    # A card on which even one does not fit.
     reply = estimating.run(cell.format(2, "--device-memory 400MiB") + code)
     needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
     size, _, room = needs.partition(" of ")
@@ -640,6 +646,8 @@ def scaled(x, scale=torch.tensor(2)):
     assert ipygpumem.estimate(step).notes == ()
     lib, part = (sys.modules.pop(name) for name in ("imported_lib", "imported_part"))
     assert (lib.save, part.item) == (torch.save, torch.Tensor.tolist)
+
+    # Its functions still work.
     assert lib.scaled(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
@@ -671,6 +679,7 @@ def test_collections_skip_objects_from_before_the_estimate() -> None:
     """With large libraries loaded, a pass over the whole heap takes a tenth of an estimate."""
     frozen: list[int] = []
 
+    # Notes how many objects each full collection skips.
     def watch(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] == 2:
             frozen.append(gc.get_freeze_count())
@@ -685,6 +694,8 @@ def test_collections_skip_objects_from_before_the_estimate() -> None:
     assert frozen
     assert min(frozen) > 10_000
     assert gc.get_freeze_count() == 0
+
+    # After an error, too, none is left out.
     with pytest.raises(LookupError):
         ipygpumem.estimate(lambda: [torch.ones(3)][1])
     assert gc.get_freeze_count() == 0
@@ -706,6 +717,7 @@ def step():
     exec(code, names)
     are_small: list[bool] = []
 
+    # Notes for each full collection whether most objects are left out of it.
     def watch(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] == 2:
             are_small.append(gc.get_freeze_count() > 10_000)
@@ -841,6 +853,8 @@ def test_a_thread_that_goes_on_leaves_no_mode_of_torch_on() -> None:
         assert torch.ones(3).shape == (3,)
 
     assert not _python_dispatch.is_in_torch_dispatch_mode()
+
+    # Neither during the thread nor after it.
     ipygpumem.estimate(step)
     assert not _python_dispatch.is_in_torch_dispatch_mode()
     os.write(end, b"x")

@@ -564,6 +564,7 @@ def test_tensors_made_of_other_tensors_have_their_sizes() -> None:
             (weight * 2).to_local().sum().backward()
             optimizer.step()
 
+        # Each process has a quarter of 1024 × 256 numbers of 4 bytes.
         (device,) = ipygpumem.estimate(step).devices
         quarter = 1024 * 256
         assert (device.before_bytes, weight.grad, len(optimizer.state)) == (quarter, None, 0)

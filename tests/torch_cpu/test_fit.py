@@ -305,6 +305,7 @@ def test_combinations_include_each_change_that_saves_memory(
         figures = DeviceEstimate("cuda:0", 0, 0, 0, 0, round(need * 10), room_bytes=10)
         return Trial(changes, Estimate((figures,), 0.0), 0)
 
+    # The search finds the two changes that help, and one that helps only below another.
     monkeypatch.setattr(Search, "trial_with", trial_with)
     monkeypatch.setattr("ipygpumem.extras.fit.fit_command.candidates", lambda _: changes)
     fit = search("", "1GiB")

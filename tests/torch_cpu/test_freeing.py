@@ -94,6 +94,8 @@ def test_a_released_object_says_where_it_was_released() -> None:
     learner = Learner()
     record = ipygpumem.release(learner)
     assert record.where.startswith("test_freeing.py line ")
+
+    # Each use of it says so.
     uses = {lambda: learner.model: ReleasedError, lambda: learner(): ReleasedError}
     uses[lambda: ipygpumem.release(learner)] = GpuMemError
     for use, kind in uses.items():
@@ -267,6 +269,7 @@ def test_a_model_that_does_not_fit_back_works_on_the_host(
         if len(tries) % 3 == 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nMore.")
 
+    # A card on which the third piece of each try does not fit.
     monkeypatch.setattr(moving._Piece, "fill", fails)
     with pytest.warns(RuntimeWarning, match="stay on the host"):
         record = trained.purge()
@@ -277,9 +280,13 @@ def test_a_model_that_does_not_fit_back_works_on_the_host(
         "model.to(device)"
     )
     assert note.endswith(why)
+
+    # The same as a context, in which the values stay the same.
     with pytest.warns(RuntimeWarning, match=re.escape(why)), trained.offload():
         pass
     assert (trained.values(), trained.shared()) == (values, shared)
+
+    # It trains on the host.
     trained.model(torch.ones(4, 16)).sum().backward()
     trained.optimizer.step()
 

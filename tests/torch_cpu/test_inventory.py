@@ -195,6 +195,8 @@ def test_a_tensors_place_in_a_graph_is_recorded() -> None:
 
 def test_thousands_of_tensors_keep_their_names_and_kinds() -> None:
     """They are looked at some thousands at a time."""
+
+    # A list of several thousands, with a few tensors of other kinds in it.
     several = [torch.zeros(3) for _ in range(2 * CHUNK + 500)]
     several[1999].extra = torch.ones(5)  # type: ignore[attr-defined]  # an attribute of the user's
     several[1000] = several[2 * CHUNK + 400] = torch.zeros(
@@ -202,6 +204,8 @@ def test_thousands_of_tensors_keep_their_names_and_kinds() -> None:
     )
     several[CHUNK + 450] = torch.nn.Parameter(torch.ones(4))
     keyed = {number: torch.zeros(1) for number in range(1500)}
+
+    # All of them have their names.
     rows = take(several=several, keyed=keyed, again={"last": several[-1]})
     assert rows[f"several[{2 * CHUNK + 499}]"].shape == (3,)
     assert (rows["several[1000]"].shape, rows["several[1000]"].dtype) == ((2, 3), "int8")
