@@ -553,7 +553,9 @@ if size == 400: only_first = 1
 total = total + 1
 work(size)"""
     reply = run_cells(notebook, code)
-    assert (reply.result, reply.traceback, reply.stderr) == ("100", "", "")
+    assert reply.result == "100"
+    assert reply.traceback == ""
+    assert reply.stderr == ""
     assert "autofit · size=100 fits · 3 tries" in reply.reports("autofit")[0]
     assert rows(reply) == ["400", "200", "100"]
     left = notebook.value("size, total, type(big).__name__, 'only_first' in globals(), alive()")
@@ -611,7 +613,9 @@ def test_autofit_steps_from_the_given_or_current_value(notebook: Kernel) -> None
         """,
     )
     runs = notebook.value("runs")
-    assert (reply.result, runs[-1], notebook.value("size")) == ("100", 100, 100)
+    assert reply.result == "100"
+    assert runs[-1] == 100
+    assert notebook.value("size") == 100
     assert {64, 96, 100, 101} <= set(runs)
     offered = notebook.complete("%%autofit si")
     assert "size" in offered
@@ -669,11 +673,9 @@ def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> N
     1 + 1
     [1 / 0]
     """)
-    assert (reply.status, reply.error, reply.message) == (
-        "error",
-        "ZeroDivisionError",
-        "division by zero",
-    )
+    assert reply.status == "error"
+    assert reply.error == "ZeroDivisionError"
+    assert reply.message == "division by zero"
     lines = [plain(each.traceback).splitlines() for each in (reply, bare)]
     arrows = [[line for line in shown if line.startswith("---->")] for shown in lines]
     assert arrows == [["----> 3 [1 / 0]"]] * 2

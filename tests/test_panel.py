@@ -231,7 +231,9 @@ def test_a_panel_whose_widget_other_code_closed_is_replaced(notebook: Interactiv
 def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> None:
     _, feed, widget = opened(notebook)
     notebook.run_line_magic("unload_ext", "ipygpumem")
-    assert (feed.is_closed, widget.is_open, notebook.jobs) == (True, False, {})  # type: ignore[attr-defined]
+    assert feed.is_closed
+    assert not widget.is_open
+    assert notebook.jobs == {}  # type: ignore[attr-defined]
 
 
 def test_the_panels_thread_sends_as_part_of_its_own_request(notebook: InteractiveShell) -> None:

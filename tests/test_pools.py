@@ -123,7 +123,10 @@ def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: An
     LOAD[device](loaded, library)
     (probe,) = [probe for probe in find() if hasattr(probe, "name")]
     assert [probe for probe in find() if hasattr(probe, "name")] == [], "found once"
-    assert (probe.read(), probe.sampled, library.is_begun, library.called) == ((), False, False, [])
+    assert probe.read() == ()
+    assert probe.sampled is False
+    assert not library.is_begun
+    assert library.called == []
     library.is_begun = True
     LOAD[device](loaded, library)
     library.take(64 * MIB)
@@ -161,11 +164,9 @@ def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, lo
         (usage,) = [usage for usage in span.stop() if usage.device == device]
     finally:
         meter.close()
-    assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (
-        64 * MIB,
-        768 * MIB,
-        "sampled",
-    )
+    assert usage.delta_bytes == 64 * MIB
+    assert usage.peak_delta_bytes == 768 * MIB
+    assert usage.method == "sampled"
     assert library.highest == 768 * MIB
 
 
@@ -181,11 +182,9 @@ def test_parts_of_two_libraries_on_one_device_add_up() -> None:
     memory = device_parts(own, None, wide, None, (), pools_on(0, readings))
     sizes = {part.name: part.size_bytes for part in memory.parts}
     assert sum(size for size in sizes.values() if size) == memory.total_bytes == 24 * GIB
-    assert (sizes["JAX: in use"], sizes["JAX: pool's rest"], sizes["RMM: in use"]) == (
-        GIB,
-        4 * GIB,
-        512 * MIB,
-    )
+    assert sizes["JAX: in use"] == GIB
+    assert sizes["JAX: pool's rest"] == 4 * GIB
+    assert sizes["RMM: in use"] == 512 * MIB
     assert sizes["context and libraries"] == 10 * GIB - 2 * GIB - 5 * GIB - 512 * MIB
     assert [part.name for part in pools_on(1, {**readings, "cuda:1": own})] == [
         "JAX: in use",

@@ -477,7 +477,9 @@ def test_an_output_is_named_and_freed_by_its_line(
         "ipygpumem.top(min_bytes='100KiB').names}"
     )
     row = loaded.user_ns["rows"]["Out[2]"]
-    assert (row.remedy, row.cell, row.parts[0].items) == ("%xdel _2", 2, 4)
+    assert row.remedy == "%xdel _2"
+    assert row.cell == 2
+    assert row.parts[0].items == 4
     capsys.readouterr()
     loaded.run_cell("%gpumem top -n 1 --min 100KiB")
     shown = capsys.readouterr().out

@@ -81,7 +81,9 @@ def test_a_logger_gets_each_call_with_its_place(
     caplog.set_level(logging.INFO, logger.name)
     record = call(ipygpumem.tracker(logger))
     (entry,) = caplog.records
-    assert (entry.pathname, entry.lineno, entry.levelname) == (__file__, record.line, "INFO")
+    assert entry.pathname == __file__
+    assert entry.lineno == record.line
+    assert entry.levelname == "INFO"
     assert entry.getMessage().startswith("tracker 1 · ")
     call(ipygpumem.tracker(logging.LoggerAdapter(logger, {})))
     assert len(caplog.records) == 2

@@ -92,7 +92,9 @@ def test_lines_for_ten_models_run_in_the_memory_that_is_said(
     rows, models, enough, too_little = script(LINES_OF_MODELS, env=environment)
     wrong = [title for title, said, ran in rows if said != "fits" or not ran]
     assert wrong == []
-    assert (models, enough, too_little) == (10, True, False)
+    assert models == 10
+    assert enough is True
+    assert too_little is False
     figure(f"{len(rows)} lines for {models} models")
 
 

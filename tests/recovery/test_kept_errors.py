@@ -536,11 +536,9 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
     assert kept_errors.find([], own, own, Allowance(0)) == ()
     own = {"error": error}
     (kept_error,) = kept_errors.find([], own, own, Allowance(1000))
-    assert (kept_error.place, kept_error.names, kept_error.remedy) == (
-        "error",
-        ("args[0]",),
-        "del error",
-    )
+    assert kept_error.place == "error"
+    assert kept_error.names == ("args[0]",)
+    assert kept_error.remedy == "del error"
 
 
 def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1011,7 +1011,10 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
     thread.start()
     estimate = ipygpumem.estimate(code)
     thread.join()
-    assert (ROWS, SEEN, Counts.rows, OTHER) == ([1, 2], {"last": 2}, [2], [1])
+    assert ROWS == [1, 2]
+    assert SEEN == {"last": 2}
+    assert Counts.rows == [2]
+    assert OTHER == [1]
     assert [note for note in estimate.notes if "threads of yours are running (logger)" in note]
     assert "threads of yours" not in " ".join(ipygpumem.estimate(code).notes)
 

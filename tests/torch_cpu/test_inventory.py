@@ -221,7 +221,9 @@ def test_a_tensor_subclass_is_listed_without_running_its_code() -> None:
     x = hostile.tensors()["function"]
     with hostile.untouched():
         row = take(x=x)["x"]
-    assert (row.type_name, row.shape, row.size_bytes) == ("Function", (1 << 20,), 4 << 20)
+    assert row.type_name == "Function"
+    assert row.shape == (1 << 20,)
+    assert row.size_bytes == 4 << 20
 
 
 @pytest.mark.parametrize("policy", ["None", "strides", "sizes"])
@@ -233,11 +235,9 @@ def test_a_wrapper_counts_its_content_without_running_its_code(policy: str) -> N
         vars(x).clear()
         alone = take(x=x)["x"]
     assert list(rows) == ["x"]
-    assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == (
-        "Dispatch",
-        (4 << 20) + 40,
-        "cpu",
-    )
+    assert rows["x"].type_name == "Dispatch"
+    assert rows["x"].size_bytes == (4 << 20) + 40
+    assert rows["x"].device == "cpu"
     assert (alone.type_name, alone.size_bytes) == ("Dispatch", 0)
 
 
