@@ -327,6 +327,7 @@ def test_an_experiment_does_not_ask_about_each_name() -> None:
     shell.run_cell(LISTS)
     asked = 0
     shell.run_cell(EMPTY)
+    # Far less than once for each of the names.
     assert asked < MANY / 10
 
 
@@ -375,6 +376,7 @@ def test_a_start_makes_the_collector_follow_each_name_once() -> None:
     gc.callbacks.append(count)
     shell.run_cell(EMPTY)
     gc.callbacks.remove(count)
+    # Once for each name; the rest is the shell's.
     assert followed < MANY * 1.2
 
 
@@ -390,6 +392,7 @@ def test_an_empty_experiment_takes_few_bytes_for_each_name() -> None:
         shell.run_cell(EMPTY)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+    # Bytes for each name.
     assert (peaks[1] - peaks[0]) / MANY < 36
 
 
@@ -405,6 +408,7 @@ def test_an_empty_experiment_takes_few_bytes_for_each_list() -> None:
         shell.run_cell(EMPTY)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+    # Bytes for each list.
     assert (peaks[1] - peaks[0]) / 10_000 < 160
 
 

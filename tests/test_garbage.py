@@ -618,6 +618,7 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         del held
         if not interrupted:
             break
+    # Else hardly any line was interrupted.
     assert line > 20
 
 
@@ -641,6 +642,7 @@ def test_an_interrupted_search_for_instances_misses_none() -> None:
         del held
         if not interrupted:
             break
+    # Else hardly any line was interrupted.
     assert line > 5
 
 

@@ -215,6 +215,7 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
 def test_a_container_with_a_namespace_has_its_limit_at_the_root(tmp_path: Path) -> None:
     v2_system(tmp_path, "/").v2("", 1000, 400)
     assert cgroup.limits(tmp_path) == [Group(1000, 400)]
+    # Of 1000, 400 are in use.
     assert host.available_bytes(tmp_path) == 600
 
 
@@ -236,6 +237,7 @@ def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path)
     system.v1("docker", NO_LIMIT_V1, 9000)
     system.v1("", NO_LIMIT_V1, 90000)
     assert cgroup.limits(tmp_path) == [Group(2000, 700)]
+    # Of 2000, 700 are in use.
     assert host.available_bytes(tmp_path) == 1300
 
 
@@ -289,12 +291,14 @@ def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int)
         v1_system(tmp_path, "/").v1("", 1000, 900, stat)
         expected = Group(1000, 900, 400, 60)
     assert cgroup.tightest(tmp_path) == expected
+    # Of 1000, 900 are in use.
     assert expected.available_bytes == 100 + expected.cache_bytes
 
 
 def test_more_cache_than_is_in_use_is_no_room_beyond_the_limit(tmp_path: Path) -> None:
     """The kernel's two figures are counted at different moments."""
     v2_system(tmp_path, "/").v2("", 1000, 300, "inactive_file 250\nactive_file 150\n")
+    # All of the limit, though 700 are free and 400 in caches.
     assert host.available_bytes(tmp_path) == 1000
 
 
@@ -392,6 +396,7 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
     assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
     assert abs(sum(before.values()) - LIMIT) < MIB
     assert abs(sum(held.values()) - LIMIT) < MIB
+    # The block of 256 MiB; a kernel at rest takes and gives back some MiB.
     assert abs(held["Python objects"] - before["Python objects"] - 256 * MIB) < 8 * MIB
     assert abs(before["free"] - held["free"] - 256 * MIB) < 16 * MIB
     assert abs(LIMIT - held["free"] - used) < 16 * MIB
@@ -408,6 +413,7 @@ def test_free_memory_is_measured_against_the_limit(name: str) -> None:
     free = host.available_bytes()
     block = bytearray(256 * MIB)
     held = host.available_bytes()
+    # The limit, but for what has been taken since it was set.
     assert 500 * MIB < free <= 512 * MIB
     assert abs(free - held - len(block)) < 4 * MIB
     with pytest.raises(MemoryError):

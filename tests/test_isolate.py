@@ -550,6 +550,7 @@ def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
     )
     record = CellRecord.from_dict(kernel.value("ipygpumem.last().to_dict()"))
     assert record.child_peak_bytes is not None
+    # The block of 64 MiB, and what Python itself takes.
     assert 64 << 20 <= record.child_peak_bytes < 80 << 20
     assert 64 <= mib_after(reply.reports("cell")[0], "child process peak") < 80
     run_quietly(

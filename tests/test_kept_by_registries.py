@@ -182,6 +182,7 @@ def test_figures_of_pyplot_are_one_row(notebook: Kernel) -> None:
         """,
     )
     (row,) = large_leaks(notebook)
+    # Eleven figures, each with some arrays of 160 kB.
     assert row.mib > 6
     # The last one is not left: names refer to it.
     assert row.path == "11 matplotlib figures"

@@ -328,6 +328,7 @@ def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
         "=",
         "big()",
     ]
+    # The source keeps its indentation.
     assert lines[5].index("x = big()") - lines[4].index("def") == 4
     assert lines[-1].strip() == "cell did not run"
 

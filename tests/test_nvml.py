@@ -150,6 +150,7 @@ def test_a_failing_card_does_not_hide_other_cards(
     monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", lost)
     first, second = Nvml().cards()
     assert first.whole.note == "NVML: GPU is lost"
+    # What the driver says of the second card.
     assert second.whole.used_bytes == 300
 
 

@@ -180,6 +180,7 @@ def test_an_experiment_and_its_last_cell_agree(
     assert record is not None
     assert record.freed == {"cpu": 0}
     last_cell = app.session.history[-1]
+    # What the search set.
     assert record.usages[0].after_bytes == last_cell.usages[0].after_bytes == 17 * MIB
 
 
@@ -191,6 +192,7 @@ def test_the_search_for_survivors_is_no_peak_of_an_experiment(
     record = experiment_with_search.record
     assert record is not None
     (usage,) = record.usages
+    # The search set 17 MiB.
     assert usage.peak_bytes == at_start.peak_bytes < 17 * MIB
 
 

@@ -173,6 +173,7 @@ def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
     pages = own_pages()
     assert pages.free_heap_bytes - before.free_heap_bytes == pytest.approx(40_000 * 3000, rel=0.1)
     trim_host_heap()
+    # Of 114 MiB, hardly a page is free after the heap was trimmed.
     assert own_pages().free_heap_bytes < 8 * MIB
 
     # Memory of another allocator is no free page.
@@ -185,6 +186,7 @@ def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
     threads = [threading.Thread(target=done.wait) for _ in range(20)]
     for thread in threads:
         thread.start()
+    # At least a page for each thread.
     assert own_pages().stack_bytes >= pages.stack_bytes + 20 * 4096
     done.set()
     del kept

@@ -45,6 +45,7 @@ def test_a_call_shows_new_arrays_place_and_totals(
     assert head.endswith(f"{__file__}:{record.line} in {record.function} · RAM +1 MiB")
     assert (title, row.split()[:3]) == ("  added: 1", ["1", "MiB", "größe"])
     assert total.endswith(" in tensors and arrays; RSS 3 MiB, peak 9 MiB since the last call")
+    # The spike since the last call.
     assert record.usages[0].peak_bytes == 9 << 20
 
     # The array has gone.

@@ -249,6 +249,7 @@ def test_devices_fill_the_width_next_to_each_other(alone: Page, width: int, colu
     alone.set_viewport_size({"width": width, "height": 700})
     charts = [chart.bounding_box() for chart in alone.locator(".curves").all()]
     assert len({chart["y"] for chart in charts if chart}) == 3 - columns
+    # The charts take the panel's width, and are high enough to be read.
     assert sum(chart["width"] for chart in charts if chart) > 0.85 * width
     assert min(chart["height"] for chart in charts if chart) >= 110
     assert misfits(alone.locator(PANEL)) == []

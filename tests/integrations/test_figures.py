@@ -122,6 +122,7 @@ def test_a_picture_is_readable_on_a_light_and_on_a_dark_page(page: str) -> None:
     buffer.seek(0)
     assert plt.imread(buffer)[0, 0, 3] == 0  # the page shows through
     for text in figure.findobj(Text):
+        # Text needs a higher contrast than areas.
         assert contrast(text.get_color(), page) > 4
     assert min(contrast(colour, page) for colour in (PEAK, IN_USE, OUT_OF_MEMORY)) > 3
 

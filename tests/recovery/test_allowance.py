@@ -160,6 +160,7 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
     assert held_memory.cut is not None
     assert held_memory.cut.reason == "time"
     assert 1 <= held_memory.cut.uncounted <= held_memory.cut.names == 2
+    # Each step checks the allowance of 60 once.
     assert len(steps) <= 60
     release(error)
 
@@ -198,6 +199,7 @@ def test_a_walk_copies_no_long_container_as_a_whole(
     value = make()
     monkeypatch.setattr(gc, "get_referents", noted)
     search(value)
+    # Half of the items of a long container.
     assert max(lengths) <= 100_000
 
 
@@ -218,6 +220,7 @@ def fail(depth=2000):
         sys.setrecursionlimit(limit)
     held_memory = listing.held_by_frames(error, {}, allowance_of(100))
     assert held_memory.cut is not None
+    # Each of the 2,001 frames has a name.
     assert held_memory.cut.names > 2001
     assert len(steps) <= 100
     assert len(plain_locals(error)) == 12

@@ -183,6 +183,7 @@ def parts(kernel: Kernel) -> dict[str, int]:
     """Return the rows of the host's table; they sum to its title but for what rounding loses."""
     title, rows = host_table(kernel)
     total = parse_bytes(title.partition(",")[0].removeprefix("RAM: "))
+    # Each row is rounded to a hundredth of its unit, of GiB at most.
     assert abs(sum(rows.values()) - total) < len(rows) * GIB // 100, (title, rows)
     return rows
 

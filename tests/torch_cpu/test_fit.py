@@ -116,6 +116,7 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
     findings = search(cell, "1GiB", run=False).findings
     lines = [change.line for change in (*candidates(findings), *batch_in_parts(findings, None))]
+    # Else hardly any change is offered.
     assert len(lines) > 6
     taken: dict[str, Any] = {}
     exec(cell, taken)
@@ -260,6 +261,7 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
     del asked[:]
     fit._note_first_fitting(base, list(batch_in_parts(fit.findings, None)))
     assert [trial.passes for trial in fit.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
+    # Few estimates: not one for each size.
     assert len(asked) <= 4
 
 

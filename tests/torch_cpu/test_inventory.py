@@ -214,6 +214,7 @@ def test_thousands_of_tensors_keep_their_names_and_kinds() -> None:
     assert (parameter.kind, parameter.requires_grad) == ("parameter", True)
     assert rows["several[1999].extra"].shape == (5,)
     assert rows["keyed[1499]"].size_bytes == 4
+    # The list without the tensor that it has twice, the attribute, and the dict.
     assert len(rows) == 2 * CHUNK + 499 + 1 + 1500
 
 

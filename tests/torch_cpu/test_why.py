@@ -609,6 +609,7 @@ def test_objects_with_one_holder_cost_next_to_nothing() -> None:
     for row in rows:
         row.cells = [object()]  # type: ignore[attr-defined]
     region = Region([[rows, rows[0]]], keeps_folded=True)
+    # Of a thousand rows, each with a list, nearly all are folded into `rows`.
     assert len(region.objects) < 100 < 1900 < len(region.folded)
     del region, row
     ownership = ipygpumem.why(rows)
@@ -700,6 +701,7 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Folder, "fold", counted)
     ownership = ipygpumem.why(rows)
+    # Not one for each of the 5,000 rows.
     assert len(folded) < 100
     assert "local again" in ownership.held[0].holder.path
     alone = ipygpumem.why([[number + 10**7] for number in range(5000)])
@@ -732,6 +734,7 @@ def test_a_container_too_long_to_search_holds_all_its_objects() -> None:
     both = numbers + [box[0] for box in boxes]
     ownership = ipygpumem.why(both)
     held = {part.holder.path: part.objects for part in ownership.held}
+    # Nearly all of the list's 10,000.
     assert max(held.values()) > 9_900
     assert not any("cannot be seen" in path for path in held)
 
