@@ -7,6 +7,9 @@ from typing import Any
 
 from ipygpumem.records import Reading
 
+SCRIPT_BYTES = 100
+"""What the fixture ``script_memory`` has in use until a test sets something else."""
+
 
 class FakeProbe:
     """A device whose memory the test sets; its high-water mark behaves like the kernel's."""

@@ -33,7 +33,7 @@ from ipygpumem.report import text
 from ipygpumem.report.autofit import autofit_report
 from tests.fake_cuda_limits import TEXT as REFUSED
 from tests.fakes import FakeProbe
-from tests.steps import plain, run_cells, tidied_kernel
+from tests.steps import existing_names, plain, run_cells, tidied_kernel
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -558,16 +558,16 @@ work(size)"""
     assert reply.stderr == ""
     assert "autofit · size=100 fits · 3 tries" in reply.reports("autofit")[0]
     assert rows(reply) == ["400", "200", "100"]
-    left = notebook.value("size, total, type(big).__name__, 'only_first' in globals(), alive()")
-    assert left == (100, 8, "Big", False, 0)
+    assert notebook.value("{'size': size, 'total': total}") == {"size": 100, "total": 8}
+    assert notebook.value("type(big).__name__") == "Big"
+    assert existing_names(notebook, "only_first") == []
+    assert notebook.value("alive()") == 0
     assert notebook.value("_, ipygpumem.last().success") == (100, True)
     run_cells(notebook, "found = ipygpumem.autofit(work, size=400)")
-    assert notebook.value("found.values, found.result, len(found.tries), alive()") == (
-        {"size": 100},
-        100,
-        3,
-        0,
-    )
+    assert notebook.value("found.values") == {"size": 100}
+    assert notebook.value("found.result") == 100
+    assert notebook.value("len(found.tries)") == 3
+    assert notebook.value("alive()") == 0
 
 
 def test_values_replaced_by_a_failed_try_die_before_the_next_try(notebook: Kernel) -> None:

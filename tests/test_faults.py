@@ -411,8 +411,9 @@ class World:
         for cell in filter(None, (program.before, program.target, program.after)):
             shell.run_cell(cell, store_history=True)
         text = "".join(self.out.readouterr())
-        values = names.get("old"), names.get("since"), names.get("log"), "new" in names
-        assert values == (1, 7, [2], False), f"names are wrong later: {values}"
+        values = {name: names[name] for name in ("old", "since", "log", "new") if name in names}
+        expected = {"old": 1, "since": 7, "log": [2]}
+        assert values == expected, f"names are wrong later: {values}"
         assert "ipygpumem:" not in text, f"said again: {text}"
         assert re.search(r"^cell \d+ · ", text, re.MULTILINE), "no report later"
         assert not self.app.context.cells.running(), "a cell still runs"

@@ -12,10 +12,10 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES, AllocationLimit
 from ipygpumem.extras.guard.soft_limit import NO_LIMIT
+from ipygpumem.units import MIB, TIB
 from tests.steps import dedented, run_cells, run_failing, tidied_kernel
 from tests.waiting import wait_for
 
-MIB = 2**20
 ON = "%gpumem guard on --limit 250MiB"
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
@@ -297,55 +297,61 @@ def fill(number):
     assert notebook.value("kept") == [1, 2]
 
 
+LIMIT_BYTES = 8 * TIB
+
+
 @pytest.fixture
 def limit() -> Iterator[AllocationLimit]:
     """A limit of 8 TiB, which nothing reaches, around 7 TiB that seem to be allocated."""
-    limit = AllocationLimit(lambda: 7 * MIB * MIB, lambda: None)
+    limit = AllocationLimit(lambda: LIMIT_BYTES - TIB, lambda: None)
     limit.switch_on()
-    limit.set_bounds(8 * MIB * MIB, MIB * MIB)
+    limit.set_bounds(LIMIT_BYTES, TIB)
     yield limit
     limit.switch_off()
 
 
-def soft() -> int:
-    return resource.getrlimit(resource.RLIMIT_DATA)[0] // MIB
+def limit_in_force() -> int:
+    """Return the soft limit, in whole MiB."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] // MIB * MIB
 
 
 def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> None:
-    assert soft() == 8 * MIB
-    limit._data_bytes = lambda: 8 * MIB * MIB
+    assert limit_in_force() == LIMIT_BYTES
+    limit._data_bytes = lambda: LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
-    assert soft() == 8 * MIB + SMALL_BYTES // MIB
+    assert limit_in_force() == LIMIT_BYTES + SMALL_BYTES
     limit.end_raise(renew=False)
-    assert soft() == 8 * MIB
-    limit.set_bounds(8 * MIB * MIB, 0)
+    assert limit_in_force() == LIMIT_BYTES
+    limit.set_bounds(LIMIT_BYTES, 0)
     limit.begin_raise(SMALL_BYTES)
-    assert soft() == 8 * MIB, "a quarter of a MiB is left for native code, whatever else is used"
-    assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 8 * MIB * MIB + MIB // 4
+    assert limit_in_force() == LIMIT_BYTES, (
+        "a quarter of a MiB is left for native code, whatever else is used"
+    )
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] > LIMIT_BYTES + MIB // 4
     limit.end_raise(renew=False)
     limit.switch_off()
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == NO_LIMIT
 
 
 def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit) -> None:
-    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit._data_bytes = lambda: LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
     limit._raise.forget_limit()  # as a second later
-    limit.set_bounds(8 * MIB * MIB, 0)
-    assert soft() == 8 * MIB
+    limit.set_bounds(LIMIT_BYTES, 0)
+    assert limit_in_force() == LIMIT_BYTES
     limit.end_raise(renew=False)
 
 
 def test_a_raised_limit_falls_with_the_memory_left(limit: AllocationLimit) -> None:
     """Calls of many threads overlap, so that the limit is never restored between them."""
-    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit._data_bytes = lambda: LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
     limit.begin_raise(SMALL_BYTES)
     limit.end_raise(renew=False)
-    limit.set_bounds(8 * MIB * MIB, 0)
-    assert soft() == 8 * MIB
+    limit.set_bounds(LIMIT_BYTES, 0)
+    assert limit_in_force() == LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
-    assert soft() == 8 * MIB
+    assert limit_in_force() == LIMIT_BYTES
     limit.end_raise(renew=False)
     limit.end_raise(renew=False)
 

@@ -123,8 +123,10 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(
         gc.collect(1)
 
         # Nothing of the experiment is in force.
-        left = app.experiments.open, budgets.in_force, cuda.fractions, len(app.context.meter._open)
-        assert left == ([], [], [1.0, 1.0], 0)
+        assert app.experiments.open == []
+        assert budgets.in_force == []
+        assert cuda.fractions == [1.0, 1.0]
+        assert len(app.context.meter._open) == 0
         assert sys.meta_path == meta_path
 
 
@@ -158,10 +160,9 @@ def test_an_interrupted_end_can_be_finished(
 
         # All names are as before both.
         left = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
-        assert (opened, left) == (
-            [],
-            {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"},
-        ), line
+        assert opened == [], line
+        expected = {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"}
+        assert left == expected, line
         if not came:
             break
     assert line > 100

@@ -215,10 +215,10 @@ def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
         after = torch.cuda.memory_allocated(0) - before
         """,
     )
-    assert bare_kernel.value("(inner, outer, size, after)") == (
-        (True, False),
-        (True, False),
-        (12345, 12800),
-        0,
-    )
+    # What is left free fits, a little more does not.
+    assert bare_kernel.value("inner") == (True, False)
+    assert bare_kernel.value("outer") == (True, False)
+    # The allocator takes multiples of 512 bytes.
+    assert bare_kernel.value("size") == (12345, 25 * 512)
+    assert bare_kernel.value("after") == 0
     assert bare_kernel.value("said").endswith(": 9.00 TiB cannot stay free")

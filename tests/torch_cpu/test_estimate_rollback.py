@@ -43,7 +43,7 @@ from ipygpumem.estimating.isolation.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.memory import storages
 from tests.alone import alone, printed
-from tests.steps import kernel_with, plain, run_cells, run_failing, run_quietly
+from tests.steps import existing_names, kernel_with, plain, run_cells, run_failing, run_quietly
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 PARTS_THAT_KNOW_MODULES = [
@@ -201,11 +201,11 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
         assert words in report
     assert "only tensors are fake; calls to these run for real: print\n" in report
     assert estimating.value(tensors) == before
-    state = (
-        "(losses, scale, 'loss' in globals(), model.weight.grad, len(optimizer.state), "
-        "model.training)"
-    )
-    assert estimating.value(state) == ([], 2, False, None, 0, True)
+    assert estimating.value("{'losses': losses, 'scale': scale}") == {"losses": [], "scale": 2}
+    assert existing_names(estimating, "loss") == []
+    assert estimating.value("model.weight.grad") is None
+    assert estimating.value("len(optimizer.state)") == 0
+    assert estimating.value("model.training") is True
 
 
 MISTAKES = {
