@@ -32,7 +32,9 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
     probe.spike(80)
     probe.set(60)
     (usage,) = span.stop()
-    assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (0, 60, 80)
+    assert usage.before_bytes == 0
+    assert usage.after_bytes == 60
+    assert usage.peak_bytes == 80
 
 
 def test_sampling_finds_lasting_peaks_until_the_last_span_ends() -> None:

@@ -107,10 +107,16 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     snapshots = allocator.snapshots("cuda")
     first = snapshots["cuda:0"]
     second = snapshots["cuda:1"]
-    assert (first.reserved_bytes, first.allocated_bytes, first.requested_bytes) == (640, 512, 500)
-    assert (first.pending_bytes, sum(first.fragments), first.cached_bytes) == (28, 100, 0)
+    assert first.reserved_bytes == 640
+    assert first.allocated_bytes == 512
+    assert first.requested_bytes == 500
+    assert first.pending_bytes == 28
+    assert sum(first.fragments) == 100
+    assert first.cached_bytes == 0
     assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
-    assert (second.pending_bytes, second.allocated_bytes, second.requested_bytes) == (64, 36, 36)
+    assert second.pending_bytes == 64
+    assert second.allocated_bytes == 36
+    assert second.requested_bytes == 36
     asked: list[Any] = []  # the history of allocations may be long
 
     def note_traces(include_traces: bool = True) -> list[Any]:

@@ -51,11 +51,9 @@ def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
 def test_a_request_larger_than_the_card_or_its_free_memory(on_card: Kernel) -> None:
     """More than the card has, and more than is free, say how much too much it is."""
     kind, text, remedy = cause(on_card, "gb(30)")
-    assert (kind, text, remedy) == (
-        "too large",
-        "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in total",
-        "",
-    )
+    assert kind == "too large"
+    assert text == "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in total"
+    assert remedy == ""
     kind, text, remedy = cause(on_card, "model = gb(12)\nx = gb(18)")
     assert (kind, remedy) == ("too much", "")
     assert text == "asked for 18.00 GiB, but 11.35 GiB of cuda:0 were free: 6.65 GiB too much"

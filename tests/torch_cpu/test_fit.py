@@ -56,11 +56,9 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Se
 def test_the_first_estimate_is_the_usual_one(first_look: Search) -> None:
     (plain,) = estimated(PLAIN).devices
     (device,) = first_look.trial_with(first_look.unchanged).estimate.devices
-    assert (device.peak_bytes, device.reserved_bytes, device.parts) == (
-        plain.peak_bytes,
-        plain.reserved_bytes,
-        plain.parts,
-    )
+    assert device.peak_bytes == plain.peak_bytes
+    assert device.reserved_bytes == plain.reserved_bytes
+    assert device.parts == plain.parts
 
 
 def test_a_library_that_the_cell_imports_removes_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
