@@ -8,7 +8,7 @@ from typing import Any
 from ipygpumem.records import Reading
 
 SCRIPT_BYTES = 100
-"""What the fixture ``script_memory`` has in use until a test sets something else."""
+"""The memory of the fixture ``script_memory`` until a test sets something else."""
 
 
 class FakeProbe:

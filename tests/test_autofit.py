@@ -88,6 +88,7 @@ def test_a_search_ends_with_the_largest_fitting_value() -> None:
         assert len(set(values)) >= len(values) - 1
     values = tried({"share": 1.0}, lambda share: share <= 0.61, step="search")
     assert 0.6 <= values[-1] <= 0.61
+    # A search by halves, not one step after the other.
     assert len(values) < 12
 
 
@@ -115,6 +116,7 @@ def test_a_search_for_a_large_batch_stops_early() -> None:
     """Within a sixty-fourth of the largest that fits."""
     for largest in (5000, 40_000, 65_535):
         values = tried({"batch": 65_536}, lambda batch, most=largest: batch <= most, step="search")
+        # A batch is a multiple of 8.
         assert largest - largest // 64 - 8 <= values[-1] <= largest
         assert values[-1] % 8 == 0
         assert len(values) <= 12
@@ -338,7 +340,7 @@ def test_another_error_stops_at_once_and_keeps_its_frames(meter: Meter) -> None:
     assert caught.traceback[-1].frame.f_locals["n"] == 4
 
 
-LEAST = ": it needs at least"
+NEEDS_AT_LEAST = ": it needs at least"
 
 
 @pytest.mark.parametrize(
@@ -346,13 +348,13 @@ LEAST = ": it needs at least"
     [
         (
             "can't allocate memory: you tried to allocate 500 bytes",
-            f"{LEAST} 1.2 KiB of RAM, which has 1000 B",
+            f"{NEEDS_AT_LEAST} 1.2 KiB of RAM, which has 1000 B",
         ),
         ("not enough memory: you tried", ""),  # its size is unknown
         # A device on which nothing lies: that is not said of RAM.
         (
             "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has",
-            f"{LEAST} 4.00 TiB of cuda:1",
+            f"{NEEDS_AT_LEAST} 4.00 TiB of cuda:1",
         ),
         ("CUDA error: out of memory", " on cuda:0"),
     ],
@@ -552,6 +554,8 @@ big = Big()
 if size == 400: only_first = 1
 total = total + 1
 work(size)"""
+
+    # As a cell.
     reply = run_cells(notebook, code)
     assert reply.result == "100"
     assert reply.traceback == ""
@@ -563,6 +567,8 @@ work(size)"""
     assert existing_names(notebook, "only_first") == []
     assert notebook.value("alive()") == 0
     assert notebook.value("_, ipygpumem.last().success") == (100, True)
+
+    # As a call.
     run_cells(notebook, "found = ipygpumem.autofit(work, size=400)")
     assert notebook.value("found.values") == {"size": 100}
     assert notebook.value("found.result") == 100

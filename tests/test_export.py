@@ -534,6 +534,8 @@ def test_a_failing_subscriber_is_dropped_an_interrupted_one_kept(
 
     def slow(record: Any) -> None:
         records.append(record)
+
+        # Two fail at the first record; one is interrupted, and sees both, as `records.append` does.
         raise KeyboardInterrupt
 
     for one in (broken, leave, slow):

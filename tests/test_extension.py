@@ -115,6 +115,7 @@ def test_a_failure_as_a_cell_ends_loses_no_record(
         else:
             monkeypatch.setattr(cells, "pop", struck)
 
+    # The struck cell, and one after it.
     loaded.user_ns["strike"] = strike
     loaded.run_cell("strike()")
     loaded.run_cell("x = 2")
@@ -170,6 +171,7 @@ def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveSh
     for name, value, words in BAD_OPTIONS:
         with pytest.raises(TraitError, match=words) as caught:
             setattr(app.context.config, name, value)
+        # A message of one or two lines, however large the value.
         assert len(str(caught.value)) < 200
     loaded.run_cell("%config IPyGpuMem.min_held_bytes = '2MiB'")
     assert app.context.config.min_held_bytes == 2**21

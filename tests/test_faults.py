@@ -473,7 +473,7 @@ FOREVER = [
 FOREVER = [(kind, name) for kind, name in FOREVER if name not in ("__init__", "close")]
 
 
-BLOCK = """
+FAILING_BLOCK = """
 import ipygpumem
 with ipygpumem.experiment('e'):
     old = new = 2
@@ -481,18 +481,23 @@ with ipygpumem.experiment('e'):
 """
 
 
-CELL = PROGRAMS["an error"].target
-ALL = [pytest.param(target, 0, 1, marks=pytest.mark.thorough) for target in (CELL, BLOCK)]
+FAILING_CELL = PROGRAMS["an error"].target
+EVERY_FAULT = [
+    pytest.param(target, 0, 1, marks=pytest.mark.thorough)
+    for target in (FAILING_CELL, FAILING_BLOCK)
+]
 
 
-@pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 6), (BLOCK, 1, 6), *ALL])
+@pytest.mark.parametrize(
+    ("target", "first", "step"), [(FAILING_CELL, 0, 6), (FAILING_BLOCK, 1, 6), *EVERY_FAULT]
+)
 def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
     world: World, target: str, first: int, step: int
 ) -> None:
     wrong = []
     for kind, name in FOREVER[first::step]:
         is_handle = kind in (Experiment, ManagedExperiment)
-        if target == BLOCK and is_handle and name in ("keep", "__enter__", "__exit__"):
+        if target == FAILING_BLOCK and is_handle and name in ("keep", "__enter__", "__exit__"):
             continue  # called by the block itself
         world.begin(PROGRAMS["plain"])
         with pytest.MonkeyPatch.context() as patch:
@@ -643,7 +648,7 @@ def test_a_cell_runs_even_if_its_lines_variables_stay_unreplaced(
             "import ipygpumem.shell.ipython.rewriting as r; r.cell_magic = None",
         ),
         ("%%experiment e\nran.append(1)", "get_ipython().events.trigger = lambda *given: None"),
-        (BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
+        (FAILING_BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
     ],
 )
 def test_each_cell_that_runs_without_its_scope_is_told_so(

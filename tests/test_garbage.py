@@ -249,6 +249,8 @@ def test_a_collection_while_saved_objects_are_read_loses_none(
     since = ObjectsSince()
     saver = YoungSaver()
     gc.collect()
+
+    # An object from before the reads, and one more between any two.
     saver.add(since)
     made = [Made()]
     gc.collect(1)  # saves it
@@ -281,6 +283,7 @@ def test_any_incremental_collection_ends_the_knowledge_of_a_mark(incremental: In
         incremental.collect,
         collect_young,
         collect_a_part,
+        # Each ending makes what the mark knew unreliable.
         collect_a_part_unseen,
     ]
     for end in endings:

@@ -11,7 +11,7 @@ from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from tests.steps import plain, run_cells, run_failing, tidied_kernel
 
-ON = "%gpumem guard on --limit 250MiB"
+GUARD_ON = "%gpumem guard on --limit 250MiB"
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
 )
@@ -88,7 +88,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_refused_request_is_explained(kind: str, notebook: Kernel) -> None:
-    run_cells(notebook, f"{ON}\nheld, x = bytearray(b'1') * 20 * 2**20, []")
+    run_cells(notebook, f"{GUARD_ON}\nheld, x = bytearray(b'1') * 20 * 2**20, []")
     (report,) = run_failing(notebook, REFUSED[kind], timeout=60).reports("guard")
     assert "the memory guard " in report
     assert "held" in report
@@ -97,7 +97,7 @@ def test_every_refused_request_is_explained(kind: str, notebook: Kernel) -> None
 
 @pytest.mark.parametrize("kind", RAISED)
 def test_other_errors_are_not_blamed_on_the_guard(kind: str, notebook: Kernel) -> None:
-    run_cells(notebook, ON)
+    run_cells(notebook, GUARD_ON)
     assert "memory guard" not in "".join(run_failing(notebook, RAISED[kind]).reports())
 
 
@@ -164,7 +164,7 @@ alive = weakref.WeakSet()
 class Local:
     def __init__(self): alive.add(self)
 """
-    run_cells(notebook, prepare, ON)
+    run_cells(notebook, prepare, GUARD_ON)
     reply = _recursion(notebook, RECURSIONS[kind])
     assert reply.error in ("MemoryError", "MemoryGuardError", "SystemError", "RecursionError")
     assert (

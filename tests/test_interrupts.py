@@ -86,6 +86,7 @@ def every_interrupt(action: Callable[[], object], step: int = 1) -> Iterator[int
     while interrupted_at(line, action, is_entering, events=("line", "return")):
         yield line
         line += step
+    # Else hardly any line was interrupted.
     assert line > 10
     yield line
 
@@ -165,6 +166,7 @@ def test_an_interrupted_end_can_be_finished(
         assert left == expected, line
         if not came:
             break
+    # Else hardly any line was interrupted.
     assert line > 100
 
 
@@ -351,6 +353,8 @@ def test_a_waiting_interrupt_keeps_no_object_alive(listens: bool) -> None:
         left.extend(item for item in items if item() is not None)
 
     block = interrupts.reraise_swallowed() if listens else contextlib.nullcontext()
+
+    # The collector would free the cycles that the test looks for.
     gc.disable()
     try:
         with pytest.raises(KeyboardInterrupt), block:

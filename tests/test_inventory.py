@@ -228,6 +228,8 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
 
     thread = threading.Thread(target=change)
     interval = sys.getswitchinterval()
+
+    # The thread changes the dict while it is searched.
     sys.setswitchinterval(1e-6)
     thread.start()
     try:

@@ -445,6 +445,7 @@ def test_large_values_are_not_in_memory_twice() -> None:
         blocks = os.fstat(file.fileno()).st_blocks
         values = dict[str, object]()
         load(file, values, 1)
+        # Most blocks of the file are free again.
         assert os.fstat(file.fileno()).st_blocks < blocks // 8
         assert values.keys() == {"large"}
 
@@ -486,6 +487,7 @@ def test_limits_end_the_cell(kernel: Kernel) -> None:
     grow = "rows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
     reply = run_failing(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
     assert "the limit of 80 MiB (--memory) was reached" in reply.reports("note")[0]
+    # About the limit of 80 MiB.
     assert 60 < mib_after(reply.reports("cell")[0], "child process peak") < 110
     assert (
         run_failing(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports(
@@ -562,6 +564,7 @@ def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
         for place in range(0, len(large), 4096): large[place] = 0
         """,
     )
+    # Writing to the 100 MiB has copied their pages.
     assert 100 << 20 <= kernel.value("ipygpumem.last().child_peak_bytes") < 120 << 20
     run_cells(kernel, "del large")
 

@@ -221,6 +221,7 @@ def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
     run_cells(notebook, SHOW_LIBRARIES)
     run_quietly(notebook, _LOGGER, "other = logging.getLogger('mine.child')")
     answer = why_record(notebook, "log")
+    # The records that its handler keeps.
     assert sum(answer["device_bytes"].values()) > 4 * MIB
     assert sum(answer["freed_bytes"].values()) < MIB
     line = "log.handlers.clear()"

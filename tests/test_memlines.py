@@ -141,6 +141,7 @@ def test_a_line_that_awaits_has_the_peak_of_all_its_pieces() -> None:
 
     lab = Lab(work)
     with lab.watching():
+        # The last three lines are those of `work`.
         asyncio.run(both())
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(300, 300), (-300, 0), (300, 300)]
 
@@ -255,6 +256,7 @@ def test_a_line_that_runs_often_is_measured_as_one(
         assert max(cost.hits for cost in lab.record.costs.values()) >= times
         assert lab.record.measured_together
     few, many = readings_by_times
+    # A few readings for each run that is measured alone.
     assert few == many < 6 * MOST_RUNS
 
 

@@ -654,6 +654,7 @@ def test_a_wrong_command_after_code_leaves_the_cell_its_line(notebook: Kernel) -
 def test_a_mistake_in_a_line_is_named_in_few_words(notebook: Kernel, line: str, says: str) -> None:
     reply = run_failing(notebook, line, None)
     assert says in " ".join(reply.stderr.split())
+    # Two lines of a terminal at most.
     assert len(reply.stderr) < 150
 
 

@@ -138,11 +138,14 @@ def test_jobs_run_on_time_in_one_thread_that_ends_with_the_last() -> None:
         seldom[0] += 1
         return 3600.0
 
+    # One thread for both jobs.
     assert threads() == []
     worker.add(every_millisecond)
     worker.add(every_hour)
     wait_for(lambda: often[0] > 20)
     assert len(threads()) == 1
+
+    # It ends with the last of them.
     assert seldom == [1]
     worker.remove(every_millisecond)
     worker.remove(every_hour)
@@ -192,6 +195,8 @@ def test_a_forked_childs_clock_works_even_if_the_lock_was_held() -> None:
         return 0.001
 
     worker.add(job)
+
+    # The child is forked while the lock is held.
     assert started.wait(10)
     with worker._changed:
         child = os.fork()
@@ -224,10 +229,14 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
         return [more.pop()] if more else []
 
     meter = Meter([probe], find_more=find_more)
+
+    # A span whose start failed.
     with monkeypatch.context() as patch:
         patch.setattr(probe, "rearm", lambda: 1 / 0)
         failed = meter.span()
     assert failed.read() == ()
+
+    # A span after it, in which a second device is found.
     measured = meter.span()
     more.append(FakeProbe("cuda:1"))
     more[0].set(7)

@@ -363,6 +363,8 @@ def test_every_visible_device_is_measured_to_the_byte(
     allocator.allocate(-250)
     allocator.allocate(7, device=1)
     first, second = span.stop()
+
+    # The first device: 100 at the start, 400 at the peak, 150 at the end.
     assert first.device == "cuda:0"
     assert first.before_bytes == 100
     assert first.after_bytes == 150
@@ -370,6 +372,8 @@ def test_every_visible_device_is_measured_to_the_byte(
     assert first.reserved_bytes == 400
     assert first.used_bytes == 450
     assert first.total_bytes == 1000
+
+    # The second device, which was empty.
     assert second.device == "cuda:1"
     assert second.delta_bytes == 7
     assert second.peak_delta_bytes == 7

@@ -464,6 +464,7 @@ def test_an_experiment_drops_text_from_all_kinds_of_printing(notebook: Kernel, c
         pytest.skip("this IPython keeps nothing")
     run_quietly(notebook, "%gpumem free")
     run_cells(notebook, experiment(code))
+    # Of 10 MB and more.
     assert notebook.value(kept) < 10**6
 
 

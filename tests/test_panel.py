@@ -303,6 +303,7 @@ def test_a_name_lists_devices_that_hold_much_of_its_memory() -> None:
     (shown,) = snapshot.names([row])
     assert (shown["devices"], shown["size"]) == ("cuda:0 + cuda:1", 10_010)
     assert shown["name"].isprintable()
+    # The name has more than 200 characters.
     assert len(shown["name"]) <= 80
     assert not shown["at_least"]
 

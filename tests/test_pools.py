@@ -118,15 +118,21 @@ LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0":
 @pytest.mark.parametrize("device", LOAD)
 def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: Any) -> None:
     library = Library(is_begun=False)
+
+    # Without the library there is no probe.
     find = finder_of_probes()
     assert [probe for probe in find() if hasattr(probe, "name")] == []
     LOAD[device](loaded, library)
     (probe,) = [probe for probe in find() if hasattr(probe, "name")]
     assert [probe for probe in find() if hasattr(probe, "name")] == [], "found once"
+
+    # It is not asked before it is initialised.
     assert probe.read() == ()
     assert probe.sampled is False
     assert not library.is_begun
     assert library.called == []
+
+    # Then it is read.
     library.is_begun = True
     LOAD[device](loaded, library)
     library.take(64 * MIB)

@@ -278,7 +278,7 @@ MACHINE = dataclasses.replace(DEAD, counter="/proc/vmstat:1")
 
 
 class Evidence(NamedTuple):
-    """What a recording and the system say of a kernel, and the verdict that this allows."""
+    """Statements of a recording and of the system, and the verdict that they allow."""
 
     kernel: RecordedKernel | None
     last: Moment

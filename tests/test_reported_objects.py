@@ -159,6 +159,7 @@ def test_del_frees_the_size_that_top_and_why_name(
     before = notebook.value(RSS)
     run_cells(notebook, make)
     grown = notebook.value(RSS) - before
+    # Else there is too little to compare.
     assert grown > 14 * MIB
 
     # What both reports say.
@@ -288,6 +289,7 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
     before = notebook.value(RSS)
     run_cells(notebook, experiment(code))
     grown = notebook.value(RSS) - before
+    # Else the tolerance below is too large.
     assert grown > 3 * _OF_MODULES
 
     # What both reports say of it.

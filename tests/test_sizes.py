@@ -309,6 +309,7 @@ def test_parts_of_a_frame_are_its_columns() -> None:
     # consolidates them
     parts = {part.name: part.size_bytes for part in Sizes().measure(frame.copy()).parts}
     assert list(parts)[:2] == ["other", "text"]
+    # Ten numbers of 8 bytes.
     assert parts["a"] == parts["b"] >= 80
 
 
@@ -428,10 +429,13 @@ def test_a_spent_allowance_keeps_the_sizes_read_before() -> None:
     del again
 
 
-MANY = ("[str(n) for n in range(10**5)]", "[{'number': n, 'text': str(n)} for n in range(50_000)]")
+CODE_OF_MANY_OBJECTS = (
+    "[str(n) for n in range(10**5)]",
+    "[{'number': n, 'text': str(n)} for n in range(50_000)]",
+)
 
 
-@pytest.mark.parametrize("code", [*MANY, "dict.fromkeys(range(10**5), 1.5)"])
+@pytest.mark.parametrize("code", [*CODE_OF_MANY_OBJECTS, "dict.fromkeys(range(10**5), 1.5)"])
 def test_no_function_is_called_for_each_object(code: str) -> None:
     size, calls = calls_for(eval(code))
     assert size.size_bytes > 3_000_000

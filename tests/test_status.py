@@ -146,21 +146,24 @@ def expandable(kind: str, *blocks: tuple[float, str]) -> dict[str, Any]:
     }
 
 
-USED = "active_allocated"
-FREE = "inactive"
+IN_USE = "active_allocated"
+UNUSED = "inactive"
 
 
 @pytest.mark.parametrize(
     ("segment", "cached", "gaps", "largest"),
     [
-        (expandable("large", (30, USED), (60, FREE), (30, USED)), 40, 20, 10),
-        (expandable("large", (30, USED), (15, FREE), (35, USED)), 0, 15, 15),
-        (expandable("large", (40, USED), (40, FREE)), 40, 0, 0),
-        (expandable("large", (50, FREE), (50, USED)), 40, 10, 10),
-        (expandable("large", (100, FREE)), 100, 0, 0),
-        (expandable("small", (1.5, USED), (5, FREE), (0.5, USED)), 4, 1, 0.5),
+        (expandable("large", (30, IN_USE), (60, UNUSED), (30, IN_USE)), 40, 20, 10),
+        (expandable("large", (30, IN_USE), (15, UNUSED), (35, IN_USE)), 0, 15, 15),
+        (expandable("large", (40, IN_USE), (40, UNUSED)), 40, 0, 0),
+        (expandable("large", (50, UNUSED), (50, IN_USE)), 40, 10, 10),
+        (expandable("large", (100, UNUSED)), 100, 0, 0),
+        (expandable("small", (1.5, IN_USE), (5, UNUSED), (0.5, IN_USE)), 4, 1, 0.5),
         (
-            {**expandable("large", (30, USED), (60, FREE), (30, USED)), "is_expandable": False},
+            {
+                **expandable("large", (30, IN_USE), (60, UNUSED), (30, IN_USE)),
+                "is_expandable": False,
+            },
             0,
             60,
             60,
@@ -200,12 +203,12 @@ def gap_notes(
 GAPS = {
     "device": 0,
     "address": 1000,
-    "blocks": [{"size": 540, "state": USED}, {"size": 100, "state": FREE}],
+    "blocks": [{"size": 540, "state": IN_USE}, {"size": 100, "state": UNUSED}],
 }
 FEW = {
     "device": 0,
     "address": 1000,
-    "blocks": [{"size": 580, "state": USED}, {"size": 60, "state": FREE}],
+    "blocks": [{"size": 580, "state": IN_USE}, {"size": 60, "state": UNUSED}],
 }
 
 

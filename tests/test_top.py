@@ -478,16 +478,22 @@ def test_an_output_is_named_and_freed_by_its_line(
         "import ipygpumem; rows = {row.name: row for row in "
         "ipygpumem.top(min_bytes='100KiB').names}"
     )
+
+    # The row of an output.
     row = loaded.user_ns["rows"]["Out[2]"]
     assert row.remedy == "%xdel _2"
     assert row.cell == 2
     assert row.parts[0].items == 4
+
+    # The report of it.
     capsys.readouterr()
     loaded.run_cell("%gpumem top -n 1 --min 100KiB")
     shown = capsys.readouterr().out
     assert "Quiet" in shown
     assert "4 bytes" in shown
     assert "%xdel _2" in shown
+
+    # Its line frees it; the output that was not shown has no row.
     loaded.run_cell("%xdel _2")
     loaded.run_cell("found = [row.name for row in ipygpumem.top(min_bytes='100KiB').names]")
     assert loaded.user_ns["found"] == ["frames"]

@@ -31,7 +31,7 @@ from tests.hiding import show_modules
 
 
 class HostUse(NamedTuple):
-    """What the host kept, and its peak above the start."""
+    """The memory that the host kept, and its peak above the start."""
 
     kept_bytes: int
     peak_bytes: int

@@ -243,7 +243,7 @@ late = 2""").error_in_exec
 
 
 LONG = "x" * 100_000
-MOST = 800
+MOST_CHARACTERS = 800
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ MOST = 800
 def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
     with pytest.raises(GpuMemError) as raised:
         ipygpumem.load(path + end)
-    assert len(str(raised.value)) < MOST
+    assert len(str(raised.value)) < MOST_CHARACTERS
 
 
 def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) -> None:
@@ -273,7 +273,7 @@ def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) ->
     ):
         error = loaded.run_cell(f"ipygpumem.{call}").error_in_exec
         assert type(error).__name__ in ("FileError", "ExperimentError"), (call, error)
-        assert len(str(error)) < MOST, call
+        assert len(str(error)) < MOST_CHARACTERS, call
     for line in (
         *(
             "%gpumem export {long}.json",
@@ -283,7 +283,7 @@ def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) ->
         *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
         "%experiment start a --report {long}",
     ):
-        assert len(refused(loaded, line)) < MOST, line
+        assert len(refused(loaded, line)) < MOST_CHARACTERS, line
 
 
 @pytest.mark.parametrize("value", ["3", "None", "'train'"])

@@ -26,6 +26,7 @@ def test_allocations_above_the_budget_are_refused(gpu_kernel: Kernel) -> None:
     assert refusal in reply.reports("experiment")[0]
     run_quietly(gpu_kernel, f"%%experiment fits --budget gpu=1GiB\n{take(0.5)}")
     record = gpu_kernel.value("__import__('ipygpumem').experiments()[-1].budget")
+    # A limit is a fraction of the card, which may be rounded down by a byte.
     assert 2**30 - 1 <= record["cuda:0"] <= 2**30
     run_quietly(gpu_kernel, f"{take(2)}; del x")
 
@@ -35,6 +36,7 @@ def test_cached_memory_counts_against_the_budget(gpu_kernel: Kernel) -> None:
     it gives back.
     """
     run_quietly(gpu_kernel, f"%gpumem free\n{take(3)}; del x")
+    # The allocator has cached all of the deleted tensor.
     assert gpu_kernel.value("torch.cuda.memory_reserved()") >= 3 << 30
     assert (
         gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}").error

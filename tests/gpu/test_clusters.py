@@ -15,7 +15,7 @@ from tests.steps import run_quietly
 
 pytest.importorskip("ipyparallel")
 
-PIN = f"""
+PIN_ENGINES_TO_CARDS = f"""
 import os
 os.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)
 import torch
@@ -30,7 +30,7 @@ def cluster(machine: Callable[..., None], tmp_path: Path) -> Iterator[Kernel]:
     machine(cards=2, gib=8)
     with started_kernel() as kernel:
         start_cluster(kernel, tmp_path)
-        run_quietly(kernel, f"%%px\n{PIN}")
+        run_quietly(kernel, f"%%px\n{PIN_ENGINES_TO_CARDS}")
         yield kernel
         kernel.run("cluster.stop_cluster_sync()")
 

@@ -161,4 +161,5 @@ def test_a_glance_does_not_wait_for_queued_kernels(
     figure(
         f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued"
     )
+    # It does not wait until the kernels have run.
     assert glance < rest / 4

@@ -163,6 +163,7 @@ def test_sessions_of_any_length_are_drawn_in_steps(number: int) -> None:
     line = ram.lines[0].get_xydata().tolist()  # type: ignore[union-attr]  # it has data
     assert all(one[0] == other[0] or one[1] == other[1] for one, other in itertools.pairwise(line))
     assert line[-1] == [pytest.approx(strip.get_xlim()[1]), cells[-1].usages[0].after_bytes]
+    # A picture has the last 2,000 cells; short sessions have no cell that ran out of memory.
     assert ("(500 earlier left out)" in figure.summary) == (number == 2500)
     assert ("out of memory" in texts(figure)) == (number >= 9)
     # one has no experiment, and 2500 have no room for a name

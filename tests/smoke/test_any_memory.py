@@ -154,6 +154,7 @@ def test_new_objects_are_named_in_each_kind_of_holder(notebook: Kernel) -> None:
     run_cells(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
     rows = survivors(notebook)
     sizes = {place: sum(row.size_bytes for row in rows if place in row.path) for place in ELSEWHERE}
+    # Each place keeps 9 MiB.
     assert min(sizes.values()) >= 0.95 * 9 * MIB, sizes
 
 

@@ -21,7 +21,7 @@ from tests.steps import (
 )
 
 NOISE_MIB = 16
-"""What the kernel itself may take or give back during a cell."""
+"""MiB that the kernel itself may take or give back during a cell."""
 
 
 def test_the_line_shows_kept_memory_and_the_peak(notebook: Kernel) -> None:
@@ -224,7 +224,9 @@ def test_loading_imports_no_framework_and_keeps_nothing_alive(notebook: Kernel) 
     assert notebook.value("died") == [1]
 
 
-LAST = "(lambda c, u: (u.before_bytes, u.after_bytes, u.peak_bytes, c.freed.get('cpu', 0)))"
+FIGURES_OF_LAST = (
+    "(lambda c, u: (u.before_bytes, u.after_bytes, u.peak_bytes, c.freed.get('cpu', 0)))"
+)
 ENDINGS = {
     "an experiment": (
         "%%experiment big --keep total\nblock = bytearray(256 << 20)\ntotal = len(block)",
@@ -280,7 +282,7 @@ def test_kept_memory_is_measured_after_the_cells_own_clean_up(
     assert abs(mib_after(line, "RAM")) < NOISE_MIB
     assert abs(mib_after(line, "peak") - 256) < NOISE_MIB
     before, after, peak, freed = notebook.value(
-        f"{LAST}(ipygpumem.last(), ipygpumem.last().usages[0])"
+        f"{FIGURES_OF_LAST}(ipygpumem.last(), ipygpumem.last().usages[0])"
     )
     assert abs(after - before) < NOISE_MIB * MIB
     assert abs(peak - before - 256 * MIB) < NOISE_MIB * MIB

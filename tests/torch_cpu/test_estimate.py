@@ -450,6 +450,7 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
         assert y.dtype is torch.float16
         y.float().sum().backward()
 
+    # The card of a given size, on which it fits.
     estimate = ipygpumem.estimate(step, device_memory="24GiB")
     (device,) = estimate.devices
     assert device.device == CARD
@@ -459,6 +460,8 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
         "cuda:0 is not available: tensors on it and on the host are counted together"
         in estimate.notes
     )
+
+    # A small card, and one of unknown size.
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
 

@@ -368,6 +368,7 @@ def test_fragmented_memory_does_not_fit() -> None:
             kept += [torch.empty(size * MIB, dtype=torch.uint8) for size in (12, 19)]
         return kept
 
+    # 768 MiB are CUDA's own: of the rest the peak would fit, but not its segments.
     estimate = ipygpumem.estimate(split, device=CARD, device_memory=768 * MIB + 300 * MIB)
     (card,) = estimate.devices
     assert card.peak_bytes <= 300 * MIB < card.needed_bytes <= card.reserved_bytes

@@ -165,7 +165,7 @@ def estimating(shared: Kernel) -> Kernel:
     return shared
 
 
-CELL = """%%estimate --device-memory 24GiB --device cuda:0
+TRAINING_CELL = """%%estimate --device-memory 24GiB --device cuda:0
 loss = (model(x) * scale).sum()
 loss.backward()
 optimizer.step()
@@ -187,7 +187,9 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
     run_cells(estimating, "losses, scale = [], 2")
     tensors = "[t.tolist() for t in (x, torch.get_rng_state(), *model.parameters())]"
     before = estimating.value(tensors)
-    reply = estimating.run(CELL)
+    reply = estimating.run(TRAINING_CELL)
+
+    # The report.
     assert (reply.status, reply.stdout) == ("ok", "torch.Size([4, 4])\n"), (
         reply.traceback + reply.stderr
     )
@@ -200,6 +202,8 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
     ):
         assert words in report
     assert "only tensors are fake; calls to these run for real: print\n" in report
+
+    # All names and tensors are as before.
     assert estimating.value(tensors) == before
     assert estimating.value("{'losses': losses, 'scale': scale}") == {"losses": [], "scale": 2}
     assert existing_names(estimating, "loss") == []
@@ -1011,6 +1015,8 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
     thread.start()
     estimate = ipygpumem.estimate(code)
     thread.join()
+
+    # What the thread has changed stays, what the code has changed is put back.
     assert ROWS == [1, 2]
     assert SEEN == {"last": 2}
     assert Counts.rows == [2]

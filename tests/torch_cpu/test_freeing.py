@@ -246,6 +246,8 @@ def test_an_offload_moves_every_storage_and_restores_it(trained: Trained) -> Non
     sizes = {storage._cdata: storage.nbytes() for storage in homes}
     values = trained.values()
     shared = trained.shared()
+
+    # Inside the block the storages are empty; after it, with or without an error, all is back.
     for error in (None, ValueError, KeyboardInterrupt):
         with contextlib.suppress(ValueError, KeyboardInterrupt), trained.offload():
             assert {storage.nbytes() for storage in homes} == {0}
@@ -253,6 +255,8 @@ def test_an_offload_moves_every_storage_and_restores_it(trained: Trained) -> Non
             if error is not None:
                 raise error
         assert {item.untyped_storage()._cdata for item in trained.all()} == sizes.keys()
+
+    # A purge does the same at once.
     record = trained.purge()
     assert record.moved_bytes == sum(sizes.values())
     assert not record.is_on_host

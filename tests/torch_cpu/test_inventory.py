@@ -260,6 +260,8 @@ def test_a_broken_device_is_reported_and_the_rest_is_readable(
     monkeypatch.setattr(torch.Tensor, "untyped_storage", storage)
     inventory = survey.take_inventory({"broken": broken, "well": well}.items())
     rows = {row.name: row for row in inventory.tensors}
+
+    # The tensor that works, and the one that does not.
     assert rows["well"].size_bytes == 800
     assert (rows["broken"].size_bytes, rows["broken"].shape) == (0, (100,))
     assert rows["broken"].note == "could not be read: CUDA error: device-side assert triggered"
@@ -305,6 +307,8 @@ def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
     loss.backward(retain_graph=True)
     kept = [torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr(), model.weight.view(-1)[5:], loss]
     keys = [key for item in (model.weight.grad, *kept) if (key := storage_key(item)) is not None]
+
+    # None of these steps reaches the user's mode.
     with kind() as mode:
         torch.ones(1)
         own = len(mode.seen)
@@ -314,6 +318,8 @@ def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
         explain(keys, heap, Roots())
         places = list(storages_of([(item, "other") for item in kept]))
         assert len(mode.seen) == own > 0, mode.seen[own:]
+
+    # It sees the same as without the mode.
     again = survey.take_inventory([("kept", kept), ("model", model)])
     assert [row for row in inventory.tensors if row.name] == [
         row for row in again.tensors if row.name
