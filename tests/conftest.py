@@ -62,7 +62,7 @@ from ipygpumem.heap.knowledge import barriers, frames
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
 from tests.alone import RUNNER
-from tests.fakes import FakeProbe
+from tests.fakes import SCRIPT_BYTES, FakeProbe
 from tests.hiding import hide_existing_objects, show_modules
 
 TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet", "__channelexec__"}
@@ -197,7 +197,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -
 def script_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
     """Memory that a test sets, which is what a script's traces measure."""
     probe = FakeProbe()
-    probe.set(100)
+    probe.set(SCRIPT_BYTES)
     traces = Traces(Meter([probe]), history_length=5)
     monkeypatch.setattr(where.traces, "of_script", lambda: traces)
     yield probe

@@ -7,6 +7,9 @@ from typing import Any
 
 from ipygpumem.records import Reading
 
+SCRIPT_BYTES = 100
+"""The memory of the fixture ``script_memory`` until a test sets something else."""
+
 
 class FakeProbe:
     """A device whose memory the test sets; its high-water mark behaves like the kernel's."""

@@ -154,6 +154,7 @@ def test_few_lines_are_remembered_the_last_ones() -> None:
     lines = AdvisedLines()
     for number in range(3000):
         lines.note([Report("a", "", advised=[f"del x{number}"])])
+    # Of 3,000 lines, the last thousand at most.
     assert len(lines.texts) <= 1000
     assert lines.are_in("del x2999")
     assert not lines.are_in("del x0")

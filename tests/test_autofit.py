@@ -33,7 +33,7 @@ from ipygpumem.report import text
 from ipygpumem.report.autofit import autofit_report
 from tests.fake_cuda_limits import TEXT as REFUSED
 from tests.fakes import FakeProbe
-from tests.steps import plain, run_cells, tidied_kernel
+from tests.steps import existing_names, plain, run_cells, tidied_kernel
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -88,6 +88,7 @@ def test_a_search_ends_with_the_largest_fitting_value() -> None:
         assert len(set(values)) >= len(values) - 1
     values = tried({"share": 1.0}, lambda share: share <= 0.61, step="search")
     assert 0.6 <= values[-1] <= 0.61
+    # A search by halves, not one step after the other.
     assert len(values) < 12
 
 
@@ -115,6 +116,7 @@ def test_a_search_for_a_large_batch_stops_early() -> None:
     """Within a sixty-fourth of the largest that fits."""
     for largest in (5000, 40_000, 65_535):
         values = tried({"batch": 65_536}, lambda batch, most=largest: batch <= most, step="search")
+        # A batch is a multiple of 8.
         assert largest - largest // 64 - 8 <= values[-1] <= largest
         assert values[-1] % 8 == 0
         assert len(values) <= 12
@@ -312,10 +314,13 @@ def test_a_failed_call_is_freed_before_the_next_call(meter: Meter) -> None:
             except MemoryError as error:
                 raise RuntimeError("the step failed") from error
 
+    # The handled error would keep what was made before it, as a context.
     try:
         raise ValueError("the context of all that follows")
     except ValueError:
         run_tries(train, Fit(Plan({"n": 8}), meter))
+
+    # Two calls fail, each with two big objects; the third fits.
     assert len(alive) == 4
     assert seen == [0, 0, 0]
 
@@ -335,7 +340,7 @@ def test_another_error_stops_at_once_and_keeps_its_frames(meter: Meter) -> None:
     assert caught.traceback[-1].frame.f_locals["n"] == 4
 
 
-LEAST = ": it needs at least"
+NEEDS_AT_LEAST = ": it needs at least"
 
 
 @pytest.mark.parametrize(
@@ -343,13 +348,13 @@ LEAST = ": it needs at least"
     [
         (
             "can't allocate memory: you tried to allocate 500 bytes",
-            f"{LEAST} 1.2 KiB of RAM, which has 1000 B",
+            f"{NEEDS_AT_LEAST} 1.2 KiB of RAM, which has 1000 B",
         ),
         ("not enough memory: you tried", ""),  # its size is unknown
         # A device on which nothing lies: that is not said of RAM.
         (
             "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has",
-            f"{LEAST} 4.00 TiB of cuda:1",
+            f"{NEEDS_AT_LEAST} 4.00 TiB of cuda:1",
         ),
         ("CUDA error: out of memory", " on cuda:0"),
     ],
@@ -384,6 +389,8 @@ def test_only_the_last_run_of_a_search_may_use_the_headroom() -> None:
     )
     outcomes = [(item.values["n"], item.outcome, item.device) for item in result.tries]
     assert outcomes == [(1000, CROWDED, "cuda:0"), (500, FITS, None), (750, FITS, None)]
+
+    # As if 875 had run before: it now needs 200 more, and the search goes back to 750.
     calls[:] = [875]
     result = run_tries(
         train, Fit(Plan({"n": 1000}, step="search", max_tries=3, headroom=0.1), meter)
@@ -392,6 +399,8 @@ def test_only_the_last_run_of_a_search_may_use_the_headroom() -> None:
         (875, CROWDED),
         (750, FITS),
     ]
+
+    # Even the smallest size leaves too little headroom.
     with pytest.raises(AutofitError) as caught:
         run_tries(train, Fit(Plan({"n": 1000}, step="search", smallest=990, headroom=0.1), meter))
     said = (
@@ -545,20 +554,26 @@ big = Big()
 if size == 400: only_first = 1
 total = total + 1
 work(size)"""
+
+    # As a cell.
     reply = run_cells(notebook, code)
-    assert (reply.result, reply.traceback, reply.stderr) == ("100", "", "")
+    assert reply.result == "100"
+    assert reply.traceback == ""
+    assert reply.stderr == ""
     assert "autofit · size=100 fits · 3 tries" in reply.reports("autofit")[0]
     assert rows(reply) == ["400", "200", "100"]
-    left = notebook.value("size, total, type(big).__name__, 'only_first' in globals(), alive()")
-    assert left == (100, 8, "Big", False, 0)
+    assert notebook.value("{'size': size, 'total': total}") == {"size": 100, "total": 8}
+    assert notebook.value("type(big).__name__") == "Big"
+    assert existing_names(notebook, "only_first") == []
+    assert notebook.value("alive()") == 0
     assert notebook.value("_, ipygpumem.last().success") == (100, True)
+
+    # As a call.
     run_cells(notebook, "found = ipygpumem.autofit(work, size=400)")
-    assert notebook.value("found.values, found.result, len(found.tries), alive()") == (
-        {"size": 100},
-        100,
-        3,
-        0,
-    )
+    assert notebook.value("found.values") == {"size": 100}
+    assert notebook.value("found.result") == 100
+    assert notebook.value("len(found.tries)") == 3
+    assert notebook.value("alive()") == 0
 
 
 def test_values_replaced_by_a_failed_try_die_before_the_next_try(notebook: Kernel) -> None:
@@ -604,7 +619,9 @@ def test_autofit_steps_from_the_given_or_current_value(notebook: Kernel) -> None
         """,
     )
     runs = notebook.value("runs")
-    assert (reply.result, runs[-1], notebook.value("size")) == ("100", 100, 100)
+    assert reply.result == "100"
+    assert runs[-1] == 100
+    assert notebook.value("size") == 100
     assert {64, 96, 100, 101} <= set(runs)
     offered = notebook.complete("%%autofit si")
     assert "size" in offered
@@ -662,11 +679,9 @@ def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> N
     1 + 1
     [1 / 0]
     """)
-    assert (reply.status, reply.error, reply.message) == (
-        "error",
-        "ZeroDivisionError",
-        "division by zero",
-    )
+    assert reply.status == "error"
+    assert reply.error == "ZeroDivisionError"
+    assert reply.message == "division by zero"
     lines = [plain(each.traceback).splitlines() for each in (reply, bare)]
     arrows = [[line for line in shown if line.startswith("---->")] for shown in lines]
     assert arrows == [["----> 3 [1 / 0]"]] * 2

@@ -298,6 +298,8 @@ def test_the_limit_that_refused_is_named(
     assert record.recovery is not None
     cause = record.recovery.cause
     assert cause is not None
-    assert (cause.kind, cause.device, cause.text) == ("limit", "cuda:0", f"{by} {SAID}")
+    assert cause.kind == "limit"
+    assert cause.device == "cuda:0"
+    assert cause.text == f"{by} {SAID}"
     assert ipygpumem.experiments()[-1].notes == (cause.text,) * notes
     shell.run_line_magic("unload_ext", "ipygpumem")

@@ -93,6 +93,7 @@ def test_a_size_written_in_python_never_runs_and_is_not_counted(library: Any) ->
         raise AssertionError
 
     bitmap = _sized_class("vectors", fails)()
+    # Without its data.
     assert OwnBytes().of([bitmap]) < 100
     assert not size_method(type(bitmap)).is_of_cython
     assert size_method(type(bitmap)).is_of_object  # so it says "at least" if it has fields in C

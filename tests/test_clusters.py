@@ -16,8 +16,8 @@ from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, last_record, on_engines, start_cluster
 from tests.steps import experiment, run_cells
 
-NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
-OPEN = (
+NAMES_ON_ENGINE = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
+NUMBER_OF_OPEN = (
     "(lambda found: len(found.experiments.open) if found else 0)"
     "(__import__('ipygpumem.shell.app').shell.app.find_app(get_ipython()))"
 )
@@ -62,6 +62,8 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
         w+1
         """,
     )
+
+    # The record of each engine.
     experiment = last_record(cluster)
     assert [engine["engine"] for engine in experiment["engines"]] == [0, 1, 2, 3]
     assert (experiment["deleted"], experiment["kept"]) == (("x",), ("w",))
@@ -71,12 +73,16 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
         assert usage["peak_bytes"] - usage["before_bytes"] >= 63 * MIB
         assert engine["free"]["cpu"] > 0
         assert engine["pid"] != cluster.value("__import__('os').getpid()")
+
+    # The record of them all.
     assert experiment["consumed"]["cpu"] >= 4 * 63 * MIB, "the sum over the engines"
     assert experiment["freed"]["cpu"] >= 4 * 63 * MIB
     assert on_engines(cluster, "w") == [0, 1, 2, 3]
-    assert on_engines(cluster, NAMES) == [["w"]] * 4
+    assert on_engines(cluster, NAMES_ON_ENGINE) == [["w"]] * 4
     assert cluster.value("'x' in globals()") is False, "nothing runs in the notebook itself"
     assert [f"id {number}" in reply.stdout for number in range(4)] == [True] * 4
+
+    # What the notebook shows.
     (text,) = reply.reports("engines")
     assert text.startswith("experiment sweep · on 4 engines · ")
     assert re.search(r"RAM +peak +4 +\+6\d(\.\d)? MiB", text)
@@ -95,7 +101,7 @@ def test_failed_engines_are_named_and_other_results_are_kept(cluster: Kernel) ->
     (text,) = reply.reports("engines")
     assert "engine 1 (" in text
     assert "): MemoryError" in text
-    assert on_engines(cluster, NAMES) == [[]] * 4, "each engine has ended its experiment"
+    assert on_engines(cluster, NAMES_ON_ENGINE) == [[]] * 4, "each engine has ended its experiment"
 
 
 def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
@@ -109,7 +115,9 @@ def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
     experiment = last_record(cluster)
     assert [len(engine["record"]["cells"]) for engine in experiment["engines"]] == [2, 2, 2]
     assert experiment["parameters"] == {"lr": 0.1}
-    assert on_engines(cluster, NAMES) == [["x"], ["x"], ["x"], ["x", "y"]], "engine 3 took no part"
+    assert on_engines(cluster, NAMES_ON_ENGINE) == [["x"], ["x"], ["x"], ["x", "y"]], (
+        "engine 3 took no part"
+    )
     assert "no experiment is open" in refusal(cluster, "%experiment end")
 
 
@@ -130,7 +138,7 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: P
         "KeyboardInterrupt",
         "",
     ]
-    assert on_engines(cluster, NAMES) == [[]] * 4
+    assert on_engines(cluster, NAMES_ON_ENGINE) == [[]] * 4
 
 
 STRIKES_IN = """
@@ -145,12 +153,12 @@ Engines.NAME = struck
 """
 
 
-CELL = "%%experiment a --on all\nx = 1"
-SPAN = "%experiment start a --on all"
-MOMENTS = [(CELL, "run"), (SPAN, "replies")]
-REST = [(CELL, place) for place in ("ask", "wait", "replies", "forget")] + [
-    (SPAN, "ask"),
-    (SPAN, "wait"),
+EXPERIMENT_CELL = "%%experiment a --on all\nx = 1"
+EXPERIMENT_START = "%experiment start a --on all"
+MOMENTS = [(EXPERIMENT_CELL, "run"), (EXPERIMENT_START, "replies")]
+REST = [(EXPERIMENT_CELL, place) for place in ("ask", "wait", "replies", "forget")] + [
+    (EXPERIMENT_START, "ask"),
+    (EXPERIMENT_START, "wait"),
 ]
 MOMENTS += [pytest.param(*moment, marks=pytest.mark.thorough) for moment in REST]
 
@@ -162,12 +170,12 @@ def test_a_ctrl_c_at_any_moment_ends_experiments_on_all_engines(
     run_cells(cluster, "%gpumem status --on all")  # loads the extension there
     run_cells(cluster, STRIKES_IN.replace("NAME", place))
     assert cluster.run(cell, timeout=60).error == "KeyboardInterrupt"
-    assert on_engines(cluster, OPEN) == [0] * 4
-    assert on_engines(cluster, NAMES) == [[]] * 4
+    assert on_engines(cluster, NUMBER_OF_OPEN) == [0] * 4
+    assert on_engines(cluster, NAMES_ON_ENGINE) == [[]] * 4
     assert "no experiment is open" in refusal(cluster, "%experiment end")
 
 
-BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)"
+KEEP_BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)"
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
 
@@ -190,7 +198,7 @@ def test_a_second_ctrl_c_stops_waiting_for_a_stuck_engine(cluster: Kernel, tmp_p
     finally:
         end.touch()
         run_cells(cluster, "e._GRACE_SECONDS = before")
-    assert on_engines(cluster, OPEN) == [0] * 4, "it has ended with its cell"
+    assert on_engines(cluster, NUMBER_OF_OPEN) == [0] * 4, "it has ended with its cell"
 
 
 def test_a_busy_engine_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
@@ -198,7 +206,7 @@ def test_a_busy_engine_is_left_out_and_does_not_begin_later(cluster: Kernel) -> 
         "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._START_SECONDS = "
         "e._START_SECONDS, 3"
     )
-    run_cells(cluster, f"{seconds}\nbusy = {BUSY}")
+    run_cells(cluster, f"{seconds}\nbusy = {KEEP_BUSY}")
     try:
         run_cells(cluster, experiment("x = 1", name="around", options="--on all"))
         assert [engine["error"] for engine in last_record(cluster)["engines"]] == [
@@ -245,7 +253,7 @@ def test_commands_show_a_summary_and_a_report_for_each_engine(cluster: Kernel) -
 )
 def test_a_mistake_is_one_line_and_runs_nothing(cluster: Kernel, line: str, said: str) -> None:
     assert said in refusal(cluster, line)
-    assert on_engines(cluster, NAMES) == [[]] * 4
+    assert on_engines(cluster, NAMES_ON_ENGINE) == [[]] * 4
 
 
 def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
@@ -360,9 +368,11 @@ def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
     run_cells(other, "%px %load_ext ipygpumem")
     run_cells(other, "other.execute('%experiment start a\\ntheirs = 1', silent=False, block=True)")
     run_cells(other, experiment("x = 1", name="a", options="--on 0"))
-    assert on_engines(other, NAMES)[0] == ["theirs"], "of the same name, but each ends its own"
+    assert on_engines(other, NAMES_ON_ENGINE)[0] == ["theirs"], (
+        "of the same name, but each ends its own"
+    )
     run_cells(other, "other.execute('%experiment end', silent=False, block=True)")
-    assert on_engines(other, NAMES)[0] == []
+    assert on_engines(other, NAMES_ON_ENGINE)[0] == []
     run_cells(other, "%experiment start span --on all", "%px x = 1")
     run_cells(
         other,
@@ -372,7 +382,7 @@ def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
         """,
     )
     run_cells(other, "%experiment end")
-    assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
+    assert on_engines(other, NAMES_ON_ENGINE) == [["theirs", "w"], [], [], []]
     assert last_record(other)["deleted"] == ("x",)
     assert [len(engine["record"]["cells"]) for engine in last_record(other)["engines"]] == [1] * 4
     run_cells(
@@ -401,8 +411,8 @@ def test_a_ctrl_c_spares_another_clients_earlier_task(other: Kernel, tmp_path: P
     assert other.value("task.ready()") is False
     end.touch()
     run_cells(other, "_ = task.get(60)")
-    assert on_engines(other, NAMES) == [[]] * 4
-    assert on_engines(other, OPEN) == [0] * 4
+    assert on_engines(other, NAMES_ON_ENGINE) == [[]] * 4
+    assert on_engines(other, NUMBER_OF_OPEN) == [0] * 4
 
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:
@@ -419,6 +429,8 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
         assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, (
             "what we import there is not the experiment's"
         )
+
+    # The second engine dies.
     reply = kernel.run(
         f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)"
     )
@@ -429,6 +441,8 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     (text,) = reply.reports("engines")
     assert "· on 2 engines ·" in text
     assert "1 failed" in text
+
+    # What is left goes on.
     run_cells(
         kernel,
         """
@@ -500,5 +514,7 @@ def test_equal_errors_and_notes_of_engines_are_shown_once() -> None:
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
     assert merged.consumed == merged.freed == {"cpu": 3 * MIB, "children": 0}
     sums, _ = merged.usages
-    assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
+    assert sums.device == "cpu"
+    assert sums.peak_delta_bytes == 3 * MIB
+    assert sums.delta_bytes == 6 * MIB
     assert engines_report(merged).is_trouble

@@ -122,6 +122,8 @@ def test_a_second_list_keeps_the_places_of_callbacks(saver: YoungSaver) -> None:
     first = started(saver)
     gc.callbacks.append(note)
     place = gc.callbacks.index(note)
+
+    # The first list is dropped, and the second one begins.
     saver.remove(first)
     second = started(saver)
     gc.collect()
@@ -129,6 +131,8 @@ def test_a_second_list_keeps_the_places_of_callbacks(saver: YoungSaver) -> None:
     assert len(gc.callbacks) == place
     assert second.identities() is not None
     assert len(saver.saved) > 0
+
+    # Without lists, nothing is saved.
     saver.remove(second)
     gc.collect()
     assert len(saver.saved) == 0

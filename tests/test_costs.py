@@ -23,7 +23,7 @@ from tests.alone import alone
 from tests.counted_calls import calls_in, least_calls_in, run_profiled
 from tests.steps import experiment, needs, run_cells
 
-MOST = {
+MOST_CALLS = {
     "a trivial cell": 249,
     "an empty experiment": 2160,
     "an empty experiment, each object": 0.005,
@@ -66,8 +66,8 @@ without bytecode caches compiles each of them. A commit that raises one says why
 """
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
-MANY = 40_000
-FEW = 100
+NUMBER_OF_NAMES = 40_000
+FEW_ARRAYS = 100
 LINKED = 10_000
 ARRAYS = 300
 TENSORS = 1_000
@@ -86,8 +86,8 @@ EMPTY = """\
 pass
 """
 RECOVERY = "raise MemoryError"
-TOP = "%gpumem top"
-LOOK = """
+TOP_COMMAND = "%gpumem top"
+LOOK_AT_GROWTH = """
 from ipygpumem.meter.meter import Meter
 from ipygpumem.inventory.leaks import trends
 from ipygpumem.shell.searches import growth_search
@@ -95,13 +95,16 @@ growth_search.users_modules = dict  # the tests' own
 made = lambda: {name: value for name, value in globals().items() if name.startswith(("name_", "objects"))}
 growth_search.look_for_growth(trends.Growing(), made, "run", dict, bool, Meter([]))
 """  # noqa: E501
-OBJECTS = f"objects = [kind() for kind in (list, dict, set, Exception) for _ in range({MANY // 4})]"
+OBJECTS = (
+    "objects = [kind() for kind in (list, dict, set, Exception) "
+    f"for _ in range({NUMBER_OF_NAMES // 4})]"
+)
 NAMES = f"""
 {OBJECTS}
 globals().update((f"name_{{number}}", found) for number, found in enumerate(objects))
 del objects
 """
-LISTS = f"globals().update((f'name_{{number}}', [number]) for number in range({MANY}))"
+LISTS = f"globals().update((f'name_{{number}}', [number]) for number in range({NUMBER_OF_NAMES}))"
 LINKS = f"""
 class Link:
     def __init__(self, before):
@@ -153,10 +156,10 @@ ARRAYS_LEFT = {
 STEPS = {
     "an empty experiment": EMPTY,
     "a recovery": RECOVERY,
-    "a look at what grows": LOOK,
+    "a look at what grows": LOOK_AT_GROWTH,
     "%gpumem status": "%gpumem status",
     "%gpumem leaks": "%gpumem leaks",
-    "%gpumem top": TOP,
+    "%gpumem top": TOP_COMMAND,
 }
 """Work whose calls must not become more with objects or names."""
 TENSOR_STEPS = {
@@ -227,7 +230,7 @@ def calls_of(
 
 def risen(calls: dict[str, float]) -> dict[str, float]:
     """Return the numbers of calls that are larger than they were."""
-    return {name: number for name, number in calls.items() if number > MOST[name] * SLACK}
+    return {name: number for name, number in calls.items() if number > MOST_CALLS[name] * SLACK}
 
 
 @alone
@@ -327,7 +330,8 @@ def test_an_experiment_does_not_ask_about_each_name() -> None:
     shell.run_cell(LISTS)
     asked = 0
     shell.run_cell(EMPTY)
-    assert asked < MANY / 10
+    # Far less than once for each of the names.
+    assert asked < NUMBER_OF_NAMES / 10
 
 
 @alone
@@ -338,8 +342,12 @@ def test_no_command_leaves_garbage() -> None:
     commands = ["6 * 7", EMPTY, "%%experiment leaves\nrows.append('a' * 2 ** 22)"]
     # Not ``status``: without a card, pynvml makes a class at each try to load NVML.
     commands += [f"%gpumem {look}" for look in ("leaks", "top", "why rows", "tensors")]
+
+    # What is imported and cached on first use is no garbage.
     for command in commands * 2:
         shell.run_cell(command)
+
+    # Garbage is kept in a list, so that it can be counted.
     garbage = dict[str, int]()
     gc.disable()
     for command in commands:
@@ -371,7 +379,8 @@ def test_a_start_makes_the_collector_follow_each_name_once() -> None:
     gc.callbacks.append(count)
     shell.run_cell(EMPTY)
     gc.callbacks.remove(count)
-    assert followed < MANY * 1.2
+    # Once for each name; the rest is the shell's.
+    assert followed < NUMBER_OF_NAMES * 1.2
 
 
 @alone
@@ -379,14 +388,15 @@ def test_an_empty_experiment_takes_few_bytes_for_each_name() -> None:
     shell = measured_shell()
     shell.run_cell(EMPTY)
     peaks = list[int]()
-    for number in (MANY, 2 * MANY):
+    for number in (NUMBER_OF_NAMES, 2 * NUMBER_OF_NAMES):
         shell.user_ns.update((f"number_{number}", number) for number in range(number))
         shell.run_cell(EMPTY)
         tracemalloc.start()
         shell.run_cell(EMPTY)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert (peaks[1] - peaks[0]) / MANY < 36
+    # Bytes for each name.
+    assert (peaks[1] - peaks[0]) / NUMBER_OF_NAMES < 36
 
 
 @alone
@@ -401,6 +411,7 @@ def test_an_empty_experiment_takes_few_bytes_for_each_list() -> None:
         shell.run_cell(EMPTY)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+    # Bytes for each list.
     assert (peaks[1] - peaks[0]) / 10_000 < 160
 
 
@@ -415,7 +426,7 @@ def test_work_does_not_call_functions_for_each_object(step: str) -> None:
     for thing, made in {"object": OBJECTS, "name": NAMES}.items():
         shell.run_cell(made)
         name = f"{step}, each {thing}"
-        calls[name] = calls_of(name, shell, STEPS[step], 5, without=bare, things=MANY)
+        calls[name] = calls_of(name, shell, STEPS[step], 5, without=bare, things=NUMBER_OF_NAMES)
     assert risen(calls) == {}, calls
 
 
@@ -425,12 +436,12 @@ def test_leaks_searches_no_holder_of_the_namespace() -> None:
     shell = measured_shell()
     leaks = STEPS["%gpumem leaks"]
     name = "%gpumem leaks, each name"
-    shell.run_cell(LISTS.replace(str(MANY), "1"))
+    shell.run_cell(LISTS.replace(str(NUMBER_OF_NAMES), "1"))
     warm_up(shell, leaks)
     bare = least_calls_in(shell, leaks, 2)
-    shell.run_cell(LISTS.replace(str(MANY), str(2 * MANY)))
+    shell.run_cell(LISTS.replace(str(NUMBER_OF_NAMES), str(2 * NUMBER_OF_NAMES)))
     warm_up(shell, leaks)
-    calls = {name: calls_of(name, shell, leaks, 2, without=bare, things=2 * MANY)}
+    calls = {name: calls_of(name, shell, leaks, 2, without=bare, things=2 * NUMBER_OF_NAMES)}
     assert risen(calls) == {}, calls
 
 
@@ -447,10 +458,10 @@ def test_leaks_reads_the_storage_of_each_array_once() -> None:
         """
     )
     name = "%gpumem leaks, each array"
-    shell.run_cell(f"arrays = [numpy.ones(1) for _ in range({FEW})]")
+    shell.run_cell(f"arrays = [numpy.ones(1) for _ in range({FEW_ARRAYS})]")
     warm_up(shell, leaks)
     few = least_calls_in(shell, leaks, 2)
-    shell.run_cell(f"arrays = [numpy.ones(1) for _ in range({FEW + ARRAYS})]")
+    shell.run_cell(f"arrays = [numpy.ones(1) for _ in range({FEW_ARRAYS + ARRAYS})]")
     warm_up(shell, leaks)
     calls = {name: calls_of(name, shell, leaks, 2, without=few, things=ARRAYS)}
     assert risen(calls) == {}, calls
@@ -460,10 +471,10 @@ def test_leaks_reads_the_storage_of_each_array_once() -> None:
 def test_top_calls_few_functions_for_each_link() -> None:
     shell = measured_shell()
     name = "%gpumem top, each link of a doubly linked list"
-    warm_up(shell, TOP)
-    bare = least_calls_in(shell, TOP, 2)
+    warm_up(shell, TOP_COMMAND)
+    bare = least_calls_in(shell, TOP_COMMAND, 2)
     shell.run_cell(LINKS)
-    calls = {name: calls_of(name, shell, TOP, 2, without=bare, things=LINKED)}
+    calls = {name: calls_of(name, shell, TOP_COMMAND, 2, without=bare, things=LINKED)}
     assert risen(calls) == {}, calls
 
 
@@ -504,9 +515,9 @@ def test_few_functions_are_called_for_each_tensor() -> None:
     calls = dict[str, float]()
     for step, cell in TENSOR_STEPS.items():
         name = f"{step}, each tensor"
-        shell.run_cell(TENSORS_KEPT.replace("NUMBER", str(FEW)))
+        shell.run_cell(TENSORS_KEPT.replace("NUMBER", str(FEW_ARRAYS)))
         few = least_calls_in(shell, cell, 2)
-        shell.run_cell(TENSORS_KEPT.replace("NUMBER", str(FEW + TENSORS)))
+        shell.run_cell(TENSORS_KEPT.replace("NUMBER", str(FEW_ARRAYS + TENSORS)))
         calls[name] = calls_of(name, shell, cell, 2, without=few, things=TENSORS)
     assert risen(calls) == {}, calls
 

@@ -28,6 +28,7 @@ def test_a_child_that_ended_leaves_its_peak_on_the_line(kernel: Kernel) -> None:
         r"child process peak \+(\d+)(\.\d)? MiB", line(kernel, CHILD.replace("SIZE", "300"))
     )
     assert peak is not None
+    # The block of 300 MiB, and the interpreter.
     assert 300 <= int(peak[1]) <= 340
     # The kernel keeps one largest peak for all children, so that an equal one is not known.
     again = line(kernel, CHILD.replace("SIZE", "290"))

@@ -133,6 +133,8 @@ def test_the_marker_fails_tests_above_their_expected_memory(tmp_path: Path) -> N
         "test_of_unittest": "FAILED",
         "test_async": "FAILED",
     }
+
+    # Each kind of failure has its own text.
     for text in (
         "MiB above the start, expected 32 MiB",
         "tensors and arrays that stay alive: 2, expected 0",

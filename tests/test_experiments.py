@@ -9,7 +9,7 @@ from tests.steps import experiment, needs, run_failing, run_quietly, tidied_kern
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
 
-REMEMBER = """
+REMEMBER_MODULES = """
 import sys
 before = set(sys.modules)
 """
@@ -20,7 +20,7 @@ sorted({name.partition(".")[0] for name in set(sys.modules) - before} - {"ipygpu
 
 def test_the_first_error_in_an_experiment_imports_nothing(kernel: Kernel) -> None:
     """IPython imports 34 modules for its first traceback: 2 MiB that no code of the user takes."""
-    run_quietly(kernel, "%load_ext ipygpumem", "%experiment start first", REMEMBER)
+    run_quietly(kernel, "%load_ext ipygpumem", "%experiment start first", REMEMBER_MODULES)
     run_failing(kernel, "1 / 0")
     assert kernel.value(NEW_LIBRARIES) == []
     run_quietly(kernel, "%experiment end")
@@ -196,7 +196,9 @@ class Ring:
 ring, keeper = Ring(), []
 gc.collect();
 """
-LEFT = "str([row.holder.path for row in app_of(get_ipython()).experiments.finished[-1].survivors])"
+PATHS_OF_SURVIVORS = (
+    "str([row.holder.path for row in app_of(get_ipython()).experiments.finished[-1].survivors])"
+)
 
 
 def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
@@ -213,7 +215,7 @@ def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
     )  # only a full collection finds it
     texts = "str(number) * 1000 for number in range(10_000)"  # so much that arrays are guessed
     run_quietly(kernel, experiment(f"keeper.extend({texts})"))
-    assert kernel.value(LEFT) == "['notebook variable keeper']"
+    assert kernel.value(PATHS_OF_SURVIVORS) == "['notebook variable keeper']"
 
 
 def test_a_name_error_says_which_experiment_deleted_the_name(notebook: Kernel) -> None:
@@ -248,7 +250,7 @@ def test_a_name_error_of_a_rebound_name_is_explained_too(notebook: Kernel) -> No
         assert says in run_failing(notebook, cell).reports("cell")[-1]
 
 
-ROWS = """
+SIZES_OF_SURVIVORS = """
 str([
     (row.holder.path, row.size_bytes >> 20)
     for row in app_of(get_ipython()).experiments.finished[-1].survivors
@@ -258,7 +260,7 @@ SMALL_VIEWS = """
 %%experiment first
 outer.append([np.ones(2**21)[place : place + 9] for place in range(3)])
 """
-NEXT = """
+SECOND_EXPERIMENT = """
 %%experiment second
 later.append([np.ones(2**22)[:9] for place in range(3)])
 """
@@ -271,9 +273,13 @@ def test_memory_of_small_views_counts_once_and_in_one_experiment(kernel: Kernel)
     outer, later = [], []
     """
     run_quietly(kernel, "%load_ext ipygpumem", start, SMALL_VIEWS.strip())
-    assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable outer[0]', 48)]"
-    run_quietly(kernel, NEXT.strip())
-    assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable later[0]', 96)]"
+    assert (
+        kernel.value(SIZES_OF_SURVIVORS.replace("\n", "")) == "[('notebook variable outer[0]', 48)]"
+    )
+    run_quietly(kernel, SECOND_EXPERIMENT.strip())
+    assert (
+        kernel.value(SIZES_OF_SURVIVORS.replace("\n", "")) == "[('notebook variable later[0]', 96)]"
+    )
 
 
 def test_only_new_locals_of_a_running_function_are_left(kernel: Kernel) -> None:

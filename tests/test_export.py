@@ -146,6 +146,8 @@ def test_only_force_replaces_a_file_of_another_program(
     export.save(path, SESSION)
     export.save(path, SessionRecord(0.0, (), ()))
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+    # A file of another program, or of another of our formats.
     export.save(tmp_path / f"y{other}", SESSION)
     for theirs in ("precious", (tmp_path / f"y{other}").read_text()):
         path.write_text(theirs)
@@ -534,6 +536,7 @@ def test_a_failing_subscriber_is_dropped_an_interrupted_one_kept(
         records.append(record)
         raise KeyboardInterrupt
 
+    # Two fail at the first record; one is interrupted, and sees both, as `records.append` does.
     for one in (broken, leave, slow):
         ipygpumem.subscribe(one)
     undo = ipygpumem.subscribe(records.append)

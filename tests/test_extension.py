@@ -115,6 +115,7 @@ def test_a_failure_as_a_cell_ends_loses_no_record(
         else:
             monkeypatch.setattr(cells, "pop", struck)
 
+    # The struck cell, and one after it.
     loaded.user_ns["strike"] = strike
     loaded.run_cell("strike()")
     loaded.run_cell("x = 2")
@@ -155,11 +156,9 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     )
     shell.run_cell("%load_ext ipygpumem")
     app = app_of(shell)
-    assert (app.context.config.report, app.host.sampled, app.context.config.min_held_bytes) == (
-        False,
-        True,
-        2**21,
-    )
+    assert app.context.config.report is False
+    assert app.host.sampled is True
+    assert app.context.config.min_held_bytes == 2**21
 
 
 def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveShell) -> None:
@@ -172,6 +171,7 @@ def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveSh
     for name, value, words in BAD_OPTIONS:
         with pytest.raises(TraitError, match=words) as caught:
             setattr(app.context.config, name, value)
+        # A message of one or two lines, however large the value.
         assert len(str(caught.value)) < 200
     loaded.run_cell("%config IPyGpuMem.min_held_bytes = '2MiB'")
     assert app.context.config.min_held_bytes == 2**21
@@ -193,11 +193,9 @@ def test_bad_options_in_a_file_get_defaults_and_line(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in lines] == list(bad)
     config = app_of(shell).context.config
-    assert (config.release_frames, config.min_held_bytes, config.report) == (
-        "oom+interrupt",
-        2**20,
-        False,
-    )
+    assert config.release_frames == "oom+interrupt"
+    assert config.min_held_bytes == 2**20
+    assert config.report is False
 
 
 def test_the_extension_reloads_after_a_refused_value(

@@ -411,8 +411,9 @@ class World:
         for cell in filter(None, (program.before, program.target, program.after)):
             shell.run_cell(cell, store_history=True)
         text = "".join(self.out.readouterr())
-        values = names.get("old"), names.get("since"), names.get("log"), "new" in names
-        assert values == (1, 7, [2], False), f"names are wrong later: {values}"
+        values = {name: names[name] for name in ("old", "since", "log", "new") if name in names}
+        expected = {"old": 1, "since": 7, "log": [2]}
+        assert values == expected, f"names are wrong later: {values}"
         assert "ipygpumem:" not in text, f"said again: {text}"
         assert re.search(r"^cell \d+ · ", text, re.MULTILINE), "no report later"
         assert not self.app.context.cells.running(), "a cell still runs"
@@ -472,7 +473,7 @@ FOREVER = [
 FOREVER = [(kind, name) for kind, name in FOREVER if name not in ("__init__", "close")]
 
 
-BLOCK = """
+FAILING_BLOCK = """
 import ipygpumem
 with ipygpumem.experiment('e'):
     old = new = 2
@@ -480,18 +481,23 @@ with ipygpumem.experiment('e'):
 """
 
 
-CELL = PROGRAMS["an error"].target
-ALL = [pytest.param(target, 0, 1, marks=pytest.mark.thorough) for target in (CELL, BLOCK)]
+FAILING_CELL = PROGRAMS["an error"].target
+EVERY_FAULT = [
+    pytest.param(target, 0, 1, marks=pytest.mark.thorough)
+    for target in (FAILING_CELL, FAILING_BLOCK)
+]
 
 
-@pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 6), (BLOCK, 1, 6), *ALL])
+@pytest.mark.parametrize(
+    ("target", "first", "step"), [(FAILING_CELL, 0, 6), (FAILING_BLOCK, 1, 6), *EVERY_FAULT]
+)
 def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
     world: World, target: str, first: int, step: int
 ) -> None:
     wrong = []
     for kind, name in FOREVER[first::step]:
         is_handle = kind in (Experiment, ManagedExperiment)
-        if target == BLOCK and is_handle and name in ("keep", "__enter__", "__exit__"):
+        if target == FAILING_BLOCK and is_handle and name in ("keep", "__enter__", "__exit__"):
             continue  # called by the block itself
         world.begin(PROGRAMS["plain"])
         with pytest.MonkeyPatch.context() as patch:
@@ -501,6 +507,8 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
 
             patch.setattr(kind, name, fails)
             world.shell.run_cell(target)
+
+        # Neither this cell nor the next ones suffer.
         said = "".join(world.out.readouterr())
         for cell in ("since = 7", target):
             world.shell.run_cell(cell)
@@ -594,6 +602,7 @@ def test_each_kind_of_failure_is_reported_once_with_its_loss(
     def told() -> list[str]:
         return [line for line in capsys.readouterr().err.splitlines() if "ipygpumem:" in line]
 
+    # Twenty cells fail alike: one line for each type of error.
     for kind in (RuntimeError, KeyError):
         monkeypatch.setattr(app.context.meter, "span", broken(kind))
         for _ in range(20):
@@ -601,10 +610,14 @@ def test_each_kind_of_failure_is_reported_once_with_its_loss(
         (line,) = told()
         assert line.startswith(f"ipygpumem: pre_run_cell failed ({kind.__name__}: ")
         assert line.endswith("Your code is not affected, but this cell's memory was not measured.")
+
+    # Another component fails.
     monkeypatch.setattr(app.session, "_finish_measurement", broken(RuntimeError))
     shell.run_cell("1")
     (line,) = told()
     assert line.startswith("ipygpumem: post_run_cell failed (RuntimeError: "), "another component"
+
+    # After the extension was loaded again, a known failure is told once more.
     monkeypatch.undo()
     shell.run_cell("%reload_ext ipygpumem")
     monkeypatch.setattr(app_of(shell).context.meter, "span", broken(RuntimeError))
@@ -635,7 +648,7 @@ def test_a_cell_runs_even_if_its_lines_variables_stay_unreplaced(
             "import ipygpumem.shell.ipython.rewriting as r; r.cell_magic = None",
         ),
         ("%%experiment e\nran.append(1)", "get_ipython().events.trigger = lambda *given: None"),
-        (BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
+        (FAILING_BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
     ],
 )
 def test_each_cell_that_runs_without_its_scope_is_told_so(
@@ -740,6 +753,8 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
 ) -> None:
     """A cell without a record: all objects are saved, and no name that it binds is deleted."""
     name = "push" if owner is CellStack else "cell_begins"
+
+    # Names from before the scope, and from its first cells.
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("old, other, gone = 'older', 'other', 'gone'")
     shell.run_cell("%experiment start m")
@@ -748,6 +763,8 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
         again = 2
         del again
         """)
+
+    # The cell without a record.
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)
         cell = "old = other = 2\nnew = again = 3\ndel gone"
@@ -757,6 +774,8 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
             thread.join()
         else:
             shell.run_cell(cell)
+
+    # What the end restores and deletes.
     shell.run_cell("later = 4")
     shell.run_cell("%experiment end")
     names = {

@@ -102,6 +102,7 @@ def test_a_variable_named_ram_is_not_taken_for_the_device(notebook: Kernel) -> N
     (report,) = run_quietly(notebook, "%gpumem").reports("note")
     changes = re.findall(r"RAM \+(\d+)", report.partition("since the last look: ")[2])
     assert len(changes) == 2
+    # The variable and the device have both grown by 60 MiB.
     assert all(55 <= int(change) <= 75 for change in changes)
     run_quietly(notebook, "del RAM")
 
@@ -110,6 +111,7 @@ def test_help_names_each_option_once(notebook: Kernel) -> None:
     for magic in ("%gpumem", "%experiment"):
         shown = run_quietly(notebook, f"{magic} help").stdout
         usages = re.findall(r"^    (-.*?)(?:  |$)", shown, re.MULTILINE)
+        # Else the pattern finds none.
         assert len(usages) > 5
         assert sorted(usages) == sorted(set(usages))
     shown = run_quietly(notebook, "%gpumem help").stdout

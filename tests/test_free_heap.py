@@ -93,6 +93,7 @@ own_pages().free_heap_bytes >> 20
 def test_our_own_work_does_not_free_heap_pages_of_user_code(notebook: Kernel) -> None:
     run_quietly(notebook, FREEING["a cleared dict"])
     run_quietly(notebook, OUR_WORK)
+    # Nearly all of 300 MiB: our own work has given none of them back.
     assert int(run_quietly(notebook, FREE_PAGES).result or 0) > 250
     (freed,) = run_quietly(notebook, "%gpumem free").reports("note")
     (size,) = re.findall(r"freed: RAM ([\d.]+) MiB", freed)
@@ -111,6 +112,7 @@ def test_our_own_work_frees_its_own_heap_pages(notebook: Kernel) -> None:
             del blocks
         """,
     )
+    # Of 143 MiB.
     assert int(run_quietly(notebook, FREE_PAGES).result or 0) < 16
 
 
@@ -135,6 +137,7 @@ def test_the_search_at_an_experiments_end_leaves_no_peak(notebook: Kernel) -> No
             """,
         )
         peaks.append(notebook.value(PEAK))
+    # The array takes 8 MiB; copies of the rows would take far more.
     assert max(peaks) < 20 << 20
 
 

@@ -222,6 +222,8 @@ def test_an_object_promoted_while_the_lists_are_read_is_new(
     gc.collect()
     saver.add(since)
     made = Made()
+
+    # The new object is in the middle generation when the lists are read.
     gc.collect(0)
     monkeypatch.setattr(objects_since_module, "gc", Collecting())
     identities = since.identities()
@@ -251,6 +253,8 @@ def test_a_collection_while_saved_objects_are_read_loses_none(
     made = [Made()]
     gc.collect(1)  # saves it
     monkeypatch.setattr(objects_since_module, "gc", Collecting())
+
+    # An object from before the reads, and one more between any two.
     known = list[set[int] | None]()
     for _ in range(3):
         known.append(since.identities())
@@ -285,6 +289,7 @@ def test_any_incremental_collection_ends_the_knowledge_of_a_mark(incremental: In
         mark = collector.mark()
         made = Made()
         assert any(item is made for item in objects_since(mark) or ())
+        # Afterwards the mark does not know which objects are new.
         end()
         assert objects_since(mark) is None
     collector.forget()
@@ -373,6 +378,7 @@ def test_garbage_released_by_finalisers_is_collected_too(how: str) -> None:
         def __del__(self) -> None:
             holder.clear()
 
+    # The object in `holder` becomes garbage only while the collection runs.
     collector = Garbage()
     holder = [Made()]
     old = weakref.ref(holder[0])
@@ -591,6 +597,7 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
     would have.
     """
     for line in itertools.count(1):
+        # Held and lost objects newer than the mark.
         gc.collect()
         collector = Garbage()
         collector.instances(Made)
@@ -599,10 +606,14 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         lost = Made()
         alive = weakref.ref(lost)
         del lost
+
+        # The interrupted call.
         collecting = functools.partial(collector.collect, mark)
         interrupted = interrupted_at(
             line, collecting, lambda frame: frame.f_code.co_filename == garbage.__file__
         )
+
+        # The next one.
         stop_listening()  # as a session does: the interrupt may strike at the very end of a block
         collector.collect(mark)
         assert alive() is None, line
@@ -610,6 +621,7 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         del held
         if not interrupted:
             break
+    # Else hardly any line was interrupted.
     assert line > 20
 
 
@@ -633,6 +645,7 @@ def test_an_interrupted_search_for_instances_misses_none() -> None:
         del held
         if not interrupted:
             break
+    # Else hardly any line was interrupted.
     assert line > 5
 
 

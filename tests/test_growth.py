@@ -12,7 +12,7 @@ shared_kernel, notebook = tidied_kernel(
     "%experiment end", "%reset -f", "%gpumem free", hides_libraries=True
 )
 
-GREW = r"^ *(\S+) grew by ([\d.]+) MiB(?:, (from .* items))?(?: · to free it: (.*))?$"
+LINE_OF_GROWTH = r"^ *(\S+) grew by ([\d.]+) MiB(?:, (from .* items))?(?: · to free it: (.*))?$"
 WITHOUT_LINE = ("a filled bytearray", "an array", "a text stream", "a stream of bytes")
 CASES = {
     "a bytearray": ("buf = bytearray()", "buf.extend(bytes(64 << 20))", "buf", 64),
@@ -70,13 +70,17 @@ def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: s
     if case == "a stream of bytes" and VISITS_BUFFER:
         assert "bytes · held by notebook variable buf" in text
         return
-    growth = re.search(GREW, text, re.MULTILINE)
+    growth = re.search(LINE_OF_GROWTH, text, re.MULTILINE)
     assert growth is not None, text
     assert growth[1] == path
     assert float(growth[2]) == pytest.approx(size, rel=0.06)
     assert "not named" not in text, text
+
+    # The report of leaks says the same.
     (leaks,) = run_quietly(notebook, "%gpumem leaks").reports("leaks")
     assert growth[0].strip() in leaks
+
+    # The advised line empties it.
     if case in WITHOUT_LINE:
         assert growth[4] is None
     else:
@@ -92,7 +96,7 @@ def test_leaks_says_that_a_line_drops_later_items(notebook: Kernel) -> None:
     run_quietly(notebook, experiment("buf.extend(map(float, range(300_000)))", name="grows"))
     run_quietly(notebook, "buf.extend(map(float, range(300_000)))")
     (leaks,) = run_quietly(notebook, "%gpumem leaks").reports("leaks")
-    growth = re.search(GREW, leaks, re.MULTILINE)
+    growth = re.search(LINE_OF_GROWTH, leaks, re.MULTILINE)
     assert growth is not None, leaks
     assert float(growth[2]) == pytest.approx(11.4, rel=0.06)
     assert growth[4] == "buf.clear()  # also drops its other items"
@@ -112,7 +116,7 @@ def test_a_line_says_that_it_drops_older_items(notebook: Kernel, case: str) -> N
     before, grows = WITH_OLDER[case]
     run_quietly(notebook, before)
     (text,) = run_quietly(notebook, experiment(grows, name="grows")).survivors()
-    growth = re.search(GREW, text, re.MULTILINE)
+    growth = re.search(LINE_OF_GROWTH, text, re.MULTILINE)
     assert growth is not None, text
     assert growth[4] == "buf.clear()  # also drops 2 older items"
 
@@ -128,7 +132,10 @@ def test_two_attributes_of_one_object_may_grow(notebook: Kernel) -> None:
     )
     grows = "a.rows.extend(range(300_000)); a.names.update(dict.fromkeys(range(300_000)))"
     (text,) = run_quietly(notebook, experiment(grows, name="grows")).survivors()
-    assert {path for path, *_ in re.findall(GREW, text, re.MULTILINE)} == {"a.rows", "a.names"}
+    assert {path for path, *_ in re.findall(LINE_OF_GROWTH, text, re.MULTILINE)} == {
+        "a.rows",
+        "a.names",
+    }
 
 
 def test_an_attribute_grows_next_to_one_with_an_array(notebook: Kernel) -> None:
@@ -143,7 +150,7 @@ def test_an_attribute_grows_next_to_one_with_an_array(notebook: Kernel) -> None:
     )
     grows = "a.rows.extend(map(float, range(1_000_000))); a.best = np.ones(1 << 21)"
     (text,) = run_quietly(notebook, experiment(grows, name="grows")).reports("experiment")
-    ((path, size, *_),) = re.findall(GREW, text, re.MULTILINE)
+    ((path, size, *_),) = re.findall(LINE_OF_GROWTH, text, re.MULTILINE)
     assert path == "a.rows"
     assert float(size) == pytest.approx(38.6, rel=0.02), "32 bytes for each number"
     assert "not named" not in text, text
@@ -161,7 +168,7 @@ def test_a_list_that_had_items_is_named_with_their_number(notebook: Kernel) -> N
     (text,) = run_quietly(
         notebook, experiment("rows.extend([7] * (1 << 20))", name="grows")
     ).reports("experiment")
-    growth = re.search(GREW, text, re.MULTILINE)
+    growth = re.search(LINE_OF_GROWTH, text, re.MULTILINE)
     assert growth is not None, text
     assert growth[1] == "rows"
     assert growth[3] == "from 1,000 to 1,049,576 items"

@@ -45,8 +45,8 @@ from tests.steps import (
 from tests.waiting import wait_for
 
 MIB = 2**20
-ON = "%gpumem guard on --limit 250MiB"
-FILL = "rows = []\nwhile True:\n    rows.append('x' * 1000 + str(len(rows)))"
+GUARD_ON = "%gpumem guard on --limit 250MiB"
+FILL_MEMORY = "rows = []\nwhile True:\n    rows.append('x' * 1000 + str(len(rows)))"
 DICT = """\
 class P:
     def __init__(self, x): self.x = x
@@ -59,7 +59,7 @@ arrays = []
 while True:
     arrays.append(numpy.ones(2**17))"""
 ERRORS = ("MemoryError", "MemoryGuardError")
-SOFT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
+SOFT_LIMIT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
@@ -87,11 +87,14 @@ def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
 
 
 def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> None:
+    # Version 1 of control groups, without a limit: the machine counts.
     system = v1_system(tmp_path / "1", "/a/b")
     write_memory(system.root, available=800 * MIB, swap=1024)
     left = MemoryLeft(system.root)
     assert left.now() == (801 * MIB, 300 * PAGE_BYTES, 700 * PAGE_BYTES)
     left.close()
+
+    # The inner group has a limit of 500 MiB, the outer one of 400 MiB, of which 50 are left.
     system.v1(
         "a/b",
         500 * MIB,
@@ -104,9 +107,13 @@ def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> No
         "the control group's 400 MiB",
         50 * MIB,
     )
+
+    # The inner group has 200 MiB left, and 21 of its file cache.
     system.v1("a", 600 * MIB, 300 * MIB)
     assert left.now().available_bytes == 221 * MIB
     left.close()
+
+    # Version 2: 100 MiB are left, and 11 that the kernel can reclaim.
     system = v2_system(tmp_path / "2", "/a")
     write_memory(system.root, available=800 * MIB)
     system.v2("a", 300 * MIB, 200 * MIB, f"inactive_file {10 * MIB}\nslab_reclaimable {MIB}\n")
@@ -146,12 +153,12 @@ def test_the_guard_says_if_the_memory_left_is_unknown(
 
 @pytest.mark.parametrize(
     ("cell", "options", "times"),
-    [(FILL, "", 2), (DICT, "", 1), (ARRAYS, "", 1), (FILL, " --touched", 1)],
+    [(FILL_MEMORY, "", 2), (DICT, "", 1), (ARRAYS, "", 1), (FILL_MEMORY, " --touched", 1)],
 )
 def test_each_cell_above_the_limit_ends_in_an_error(
     cell: str, options: str, times: int, notebook: Kernel
 ) -> None:
-    run_cells(notebook, ON + options, "other = [1, 2]")
+    run_cells(notebook, GUARD_ON + options, "other = [1, 2]")
     name = cell[cell.rindex("    ") :].strip().partition("[")[0].partition(".")[0]
     for _ in range(times):
         reply = run_failing(notebook, cell)
@@ -161,7 +168,7 @@ def test_each_cell_above_the_limit_ends_in_an_error(
         (report,) = reply.reports("guard")
         assert "the next cell can use" in report
         assert f"del {name}" in report
-        assert notebook.value(SOFT) == -1
+        assert notebook.value(SOFT_LIMIT) == -1
         run_cells(
             notebook,
             f"assert len({name}) and other == [1, 2] and len(bytearray(2**20))",
@@ -172,7 +179,9 @@ def test_each_cell_above_the_limit_ends_in_an_error(
 def test_in_a_control_group_the_kernel_survives() -> None:
     with limited_group(300 * MIB) as group, Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
-        run_cells(kernel, "%load_ext ipygpumem", f"{ON}\nrows = bytearray(b'1') * (150 * 2**20)")
+        run_cells(
+            kernel, "%load_ext ipygpumem", f"{GUARD_ON}\nrows = bytearray(b'1') * (150 * 2**20)"
+        )
         # OpenBLAS allocates more than is left, and uses little of it.
         run_cells(kernel, "import numpy")
         for _ in range(3):
@@ -186,7 +195,7 @@ def test_in_a_control_group_the_kernel_survives() -> None:
         # OpenBLAS needs a buffer of 32 MiB
         run_cells(kernel, "square = numpy.ones((200, 200)); square.dot(square)")
         run_cells(kernel, "del rows, more", "%gpumem guard on")
-        reply = run_failing(kernel, FILL)
+        reply = run_failing(kernel, FILL_MEMORY)
         assert reply.error in ERRORS
         assert "of the control group's 300 MiB were left" in reply.reports("guard")[0]
         run_cells(kernel, "del rows", "big = bytearray(b'1') * (64 * 2**20)")
@@ -194,12 +203,12 @@ def test_in_a_control_group_the_kernel_survives() -> None:
 
 def test_a_refused_request_names_the_way_without_the_guard(notebook: Kernel) -> None:
     untouched = "import numpy\nlarge = numpy.zeros(2**29)"
-    run_cells(notebook, ON)
+    run_cells(notebook, GUARD_ON)
     (report,) = run_failing(notebook, untouched, "MemoryError").reports("guard")
     assert "the memory guard refused 4.00 GiB: " in report
     assert "%gpumem guard on --touched" in report
     assert run_failing(notebook, "1 / 0").reports("guard") == []
-    run_cells(notebook, f"{ON} --touched", untouched, "%gpumem guard off", untouched)
+    run_cells(notebook, f"{GUARD_ON} --touched", untouched, "%gpumem guard off", untouched)
 
 
 @pytest.mark.parametrize(
@@ -209,16 +218,16 @@ def test_a_refused_request_names_the_way_without_the_guard(notebook: Kernel) -> 
     ],
 )
 def test_other_errors_of_a_refused_request_are_explained_too(cell: str, notebook: Kernel) -> None:
-    run_cells(notebook, ON)
+    run_cells(notebook, GUARD_ON)
     (report,) = run_failing(notebook, cell).reports("guard")
     assert re.search("the memory guard (perhaps )?refused a request: ", report)
     assert "%gpumem guard on --touched" in report
-    run_cells(notebook, f"{ON} --touched", cell)
+    run_cells(notebook, f"{GUARD_ON} --touched", cell)
 
 
 @pytest.mark.parametrize("options", ["", " --touched"])
 def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> None:
-    run_cells(notebook, ON + options)
+    run_cells(notebook, GUARD_ON + options)
     reply = run_cells(
         notebook,
         """
@@ -235,11 +244,11 @@ def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> 
 
 
 def test_an_error_in_an_inner_cell_ends_no_guard(notebook: Kernel) -> None:
-    run_cells(notebook, ON)
-    inner = f"get_ipython().run_cell({FILL!r})"
-    reply = run_cells(notebook, f"{inner}\ndel rows\nlimit = {SOFT}")
+    run_cells(notebook, GUARD_ON)
+    inner = f"get_ipython().run_cell({FILL_MEMORY!r})"
+    reply = run_cells(notebook, f"{inner}\ndel rows\nlimit = {SOFT_LIMIT}")
     assert len(reply.reports("guard")) == 1
-    assert run_failing(notebook, f"{inner}\ndel rows\n{FILL}").error in ERRORS
+    assert run_failing(notebook, f"{inner}\ndel rows\n{FILL_MEMORY}").error in ERRORS
 
 
 STARTED = (
@@ -284,8 +293,8 @@ def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Pat
     run_cells(
         notebook,
         "import subprocess, shlex, multiprocessing; __spec__ = None",
-        f"def soft(): return {SOFT}",
-        ON,
+        f"def soft(): return {SOFT_LIMIT}",
+        GUARD_ON,
     )
     path = tmp_path / "out"
     redirect = f"""
@@ -323,7 +332,7 @@ def work():
     while True: parts.append(bytearray(b'1') * 2**16)
 with ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"""
     for options in "", " --touched":
-        run_cells(notebook, ON + options)
+        run_cells(notebook, GUARD_ON + options)
         assert run_failing(notebook, threads).error in ERRORS
         run_cells(notebook, "parts.clear()")
     touch = """\
@@ -340,7 +349,7 @@ def work():
 
 
 def test_the_guard_reports_its_own_refusals_and_no_other_errors(notebook: Kernel) -> None:
-    run_cells(notebook, "import numpy", ON)
+    run_cells(notebook, "import numpy", GUARD_ON)
     reply = run_failing(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
     assert re.search("the memory guard (refused 16 MiB|stopped the cell)", "".join(reply.reports()))
     assert "memory guard" not in "".join(
@@ -403,6 +412,7 @@ def test_the_thread_goes_on_looking_after_an_error(
     guard._memory.limit.begin_error()
     pause = guard._watch._tick()
     assert pause is not None
+    # Seconds: after an error it looks again soon.
     assert pause < 0.1
     guard._memory.limit.end_error()
     guard._watch.interrupt.is_pending = True
@@ -489,6 +499,7 @@ def test_a_cell_that_begins_during_a_look_is_watched(
 def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The reading is due.
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
@@ -502,6 +513,8 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     monkeypatch.setattr(guard._memory.left, "now", note_lock)
     guard._watch._tick()
     assert was_locked == [True], "off waits until the files have been read"
+
+    # It comes after `off`.
     monkeypatch.undo()
     loaded.run_line_magic("gpumem", "guard off")
     assert guard._watch._tick() is None
@@ -588,7 +601,7 @@ def test_long_tracebacks_are_shortened_while_they_are_shown() -> None:
 
 
 def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:
-    run_cells(notebook, f"{ON} --touched", "import asyncio")
+    run_cells(notebook, f"{GUARD_ON} --touched", "import asyncio")
     thread = "parts = []\ndef work(): parts.extend(bytearray(b'1') * 2**20 for _ in range(300))\n"
     start = (
         "thread = threading.Thread(target=work); thread.start()\nwhile thread.is_alive(): await "
@@ -600,22 +613,30 @@ def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:
 
 def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
     own = "resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, -1))"
-    run_cells(notebook, ON, own, "1")
-    assert notebook.value(SOFT) == 3 * 2**30
+    none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
+
+    # A limit that was set after the guard's is in force until the user lifts it.
+    run_cells(notebook, GUARD_ON, own, "1")
+    assert notebook.value(SOFT_LIMIT) == 3 * 2**30
     (state,) = run_cells(notebook, "%gpumem guard").reports("note")
     assert "other code has set RLIMIT_DATA, which is kept" in state
-    run_cells(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT)
+
+    # So is one from before the guard.
+    run_cells(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT_LIMIT)
     assert notebook.value("0 < limit <= 3 * 2**30")
-    assert notebook.value(SOFT) == 3 * 2**30
-    none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
-    run_cells(notebook, none, ON, own, none, f"limit = {SOFT}")
+    assert notebook.value(SOFT_LIMIT) == 3 * 2**30
+
+    # A limit is set and lifted inside the same cells as the guard's.
+    run_cells(notebook, none, GUARD_ON, own, none, f"limit = {SOFT_LIMIT}")
     assert notebook.value("limit > 0"), "the guard goes on"
-    run_cells(notebook, "%gpumem guard off", own, ON, none, f"limit = {SOFT}")
+    run_cells(notebook, "%gpumem guard off", own, GUARD_ON, none, f"limit = {SOFT_LIMIT}")
     assert notebook.value("limit > 0"), "a lifted limit is none of the user's"
-    assert notebook.value(SOFT) == -1
+    assert notebook.value(SOFT_LIMIT) == -1
+
+    # Code saves the guard's limit, and restores it.
     run_cells(notebook, "saved = resource.getrlimit(resource.RLIMIT_DATA)")
     run_cells(notebook, "resource.setrlimit(resource.RLIMIT_DATA, saved)")
-    assert notebook.value(SOFT) == -1, "ours, saved and restored by code, ends with the cell"
+    assert notebook.value(SOFT_LIMIT) == -1, "ours, saved and restored by code, ends with the cell"
     run_cells(notebook, "%gpumem guard off")
 
 
@@ -641,21 +662,21 @@ def test_a_cell_without_code_of_the_user_has_no_limit(
     cycle = f"""
 class Freed:
     def __del__(self):
-        seen.append({SOFT})
+        seen.append({SOFT_LIMIT})
 import gc, resource
 gc.collect()
 seen, freed = [], Freed()
 freed.cycle = freed
 """
-    run_cells(notebook, cycle, ON, "gc.disable(); del freed")
+    run_cells(notebook, cycle, GUARD_ON, "gc.disable(); del freed")
     run_cells(notebook, cell, "gc.enable()")
     assert notebook.value("len(seen)") == 1
     assert notebook.value("seen[0] > 0") is is_guarded
 
 
 def test_commands_look_at_memory_once_the_limit_is_reached(notebook: Kernel) -> None:
-    run_cells(notebook, ON)
-    reply = run_failing(notebook, FILL)
+    run_cells(notebook, GUARD_ON)
+    reply = run_failing(notebook, FILL_MEMORY)
     assert reply.error in ERRORS
     run_cells(notebook, "%gpumem leaks")
     status = "\n".join(run_quietly(notebook, "%gpumem status").reports())
@@ -671,9 +692,9 @@ def test_names_that_a_cell_deletes_are_watched_without_a_limit(notebook: Kernel)
 import ipygpumem.shell.searches.deleted_names
 deleted, limits = ipygpumem.shell.searches.deleted_names.DeletedNames, []
 watch = deleted.watch
-deleted.watch = lambda self, source: (limits.append({SOFT}), watch(self, source))
+deleted.watch = lambda self, source: (limits.append({SOFT_LIMIT}), watch(self, source))
 some = 1""",
-        ON,
+        GUARD_ON,
         "del some",
         "%gpumem guard off",
         "deleted.watch = watch",
@@ -684,7 +705,7 @@ some = 1""",
 def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
     (state,) = run_quietly(notebook, "%gpumem guard").reports("note")
     assert state == "the guard is off: %gpumem guard on starts it"
-    (state,) = run_quietly(notebook, f"{ON}\nlimit = {SOFT}").reports("note")
+    (state,) = run_quietly(notebook, f"{GUARD_ON}\nlimit = {SOFT_LIMIT}").reports("note")
     assert state.startswith("the guard is on: a cell can use ")
     assert (
         " of the limit of 250 MiB · allocations are limited (RLIMIT_DATA), and memory in use is "
@@ -735,6 +756,7 @@ def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
         limit = resource.getrlimit(resource.RLIMIT_DATA)
         return (*own, *functions, limit, signal.getsignal(signal.SIGURG), threading.active_count())
 
+    # However the guard ends, nothing of it is left.
     before = state()
     for end in ("gpumem", "guard off"), ("unload_ext", "ipygpumem"):
         loaded.run_line_magic("gpumem", "guard on")
@@ -747,7 +769,7 @@ def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
 def test_a_terminal_without_zmq_is_guarded(tmp_path: Path) -> None:
     cells = f"""\
 %load_ext ipygpumem
-{ON}
+{GUARD_ON}
 rows = []
 while len(rows) < 2**20: rows.append("x" * 1000 + str(len(rows)))
 

@@ -11,7 +11,7 @@ from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from tests.steps import plain, run_cells, run_failing, tidied_kernel
 
-ON = "%gpumem guard on --limit 250MiB"
+GUARD_ON = "%gpumem guard on --limit 250MiB"
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
 )
@@ -88,7 +88,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_refused_request_is_explained(kind: str, notebook: Kernel) -> None:
-    run_cells(notebook, f"{ON}\nheld, x = bytearray(b'1') * 20 * 2**20, []")
+    run_cells(notebook, f"{GUARD_ON}\nheld, x = bytearray(b'1') * 20 * 2**20, []")
     (report,) = run_failing(notebook, REFUSED[kind], timeout=60).reports("guard")
     assert "the memory guard " in report
     assert "held" in report
@@ -97,7 +97,7 @@ def test_every_refused_request_is_explained(kind: str, notebook: Kernel) -> None
 
 @pytest.mark.parametrize("kind", RAISED)
 def test_other_errors_are_not_blamed_on_the_guard(kind: str, notebook: Kernel) -> None:
-    run_cells(notebook, ON)
+    run_cells(notebook, GUARD_ON)
     assert "memory guard" not in "".join(run_failing(notebook, RAISED[kind]).reports())
 
 
@@ -164,7 +164,7 @@ alive = weakref.WeakSet()
 class Local:
     def __init__(self): alive.add(self)
 """
-    run_cells(notebook, prepare, ON)
+    run_cells(notebook, prepare, GUARD_ON)
     reply = _recursion(notebook, RECURSIONS[kind])
     assert reply.error in ("MemoryError", "MemoryGuardError", "SystemError", "RecursionError")
     assert (
@@ -204,10 +204,15 @@ def test_a_refusal_is_told_from_an_error_that_python_code_raises() -> None:
     def as_system() -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
+    # Python itself is refused memory.
     assert refusal_in(caught(lambda: bytes(2**62))) == Refusal("refused")
     assert refusal_in(caught(again)) == Refusal("refused")
+
+    # No memory was refused: code raises the error itself.
     for function in mine, as_system, lambda: 1 // 0:
         assert refusal_in(caught(function)) is None
+
+    # Errors whose text decides.
     assert refusal_in(SystemError("error return without exception set")) == Refusal("internal")
     assert refusal_in(SystemError("bad argument to internal function")) is None
     assert refusal_in(RuntimeError("can't start new thread")) == Refusal("system")

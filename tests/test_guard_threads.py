@@ -12,11 +12,11 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES, AllocationLimit
 from ipygpumem.extras.guard.soft_limit import NO_LIMIT
+from ipygpumem.units import MIB, TIB
 from tests.steps import dedented, run_cells, run_failing, tidied_kernel
 from tests.waiting import wait_for
 
-MIB = 2**20
-ON = "%gpumem guard on --limit 250MiB"
+GUARD_ON = "%gpumem guard on --limit 250MiB"
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
 )
@@ -94,13 +94,13 @@ def lives_on(kernel: Kernel) -> None:
 
 
 WORKS = ("fill", "fill_with_text", "fill_and_print", "fill_and_log")
-SAMPLE = (("fill", 1), ("fill", 40), ("fill_and_print", 4), ("fill_and_log", 4))
+DAILY_WORKS = (("fill", 1), ("fill", 40), ("fill_and_print", 4), ("fill_and_log", 4))
 """Threads that ``make test`` runs. With 40 that log at once, one run of 46 on a busy machine ended
 the kernel: libzmq's own thread, for which nothing raises the limit, was refused memory.
 """
 THREADS = [
     (work, count)
-    if (work, count) in SAMPLE
+    if (work, count) in DAILY_WORKS
     else pytest.param(work, count, marks=pytest.mark.thorough)
     for work in WORKS
     for count in (1, 4, 40)
@@ -111,20 +111,20 @@ THREADS = [
 def test_threads_that_run_out_of_memory_end_no_kernel(
     work: str, count: int, notebook: Kernel
 ) -> None:
-    run_cells(notebook, DEFINITIONS, "kept = [1, 2]", ON)
+    run_cells(notebook, DEFINITIONS, "kept = [1, 2]", GUARD_ON)
     run_threads(notebook, work, count)
     lives_on(notebook)
 
 
 @pytest.mark.parametrize("work", ["fill_and_display", "fill_again_and_again"])
 def test_threads_may_show_more_at_the_limit(work: str, notebook: Kernel) -> None:
-    run_cells(notebook, DEFINITIONS, "kept = [1, 2]", ON)
+    run_cells(notebook, DEFINITIONS, "kept = [1, 2]", GUARD_ON)
     run_threads(notebook, work, 4)
     lives_on(notebook)
 
 
 def test_a_report_tells_why_a_thread_died(notebook: Kernel) -> None:
-    run_cells(notebook, DEFINITIONS, ON)
+    run_cells(notebook, DEFINITIONS, GUARD_ON)
     work = """
 def numbers():
     parts.append(bytes(2**30))
@@ -150,7 +150,7 @@ def numbers():
     parts.append(bytes(2**30))
 start(numbers, 1)
 """
-    run_cells(notebook, DEFINITIONS, ON)
+    run_cells(notebook, DEFINITIONS, GUARD_ON)
     (report,) = run_cells(notebook, without_memory).reports("guard")
     assert "the memory guard perhaps refused a request of a thread" in report
     run_cells(notebook, "Causes.explain = explain")
@@ -187,7 +187,7 @@ def test_sockets_work_while_the_limit_is_reached(use: str, notebook: Kernel) -> 
         push.connect('inproc://test')
         push.set_hwm(0)
         """
-    run_cells(notebook, prepare, ON)
+    run_cells(notebook, prepare, GUARD_ON)
     fill = """
         try:
             while True: parts.append(b'1' * 2**10 + b'')
@@ -209,14 +209,14 @@ try:
 finally: event.set()
 for thread in threads: thread.join()
 """
-    run_cells(notebook, ON, wait)
+    run_cells(notebook, GUARD_ON, wait)
 
 
 def test_the_limit_stays_while_threads_of_the_cell_go_on(notebook: Kernel) -> None:
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
     run_cells(
         notebook,
-        ON,
+        GUARD_ON,
         """
         event = threading.Event()
         thread = threading.Thread(target=event.wait); thread.start()
@@ -237,7 +237,7 @@ threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
 thread.join()
 """
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
-    run_cells(notebook, ON)
+    run_cells(notebook, GUARD_ON)
     assert run_failing(notebook, interrupted).error == "KeyboardInterrupt"
     run_cells(notebook, "time.sleep(1)")  # the guard looks whether threads run
     assert notebook.value(soft) > 0
@@ -253,7 +253,7 @@ def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
         "import asyncio; from concurrent.futures import ThreadPoolExecutor",
         "asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())",
     )
-    run_cells(notebook, ON, "await asyncio.to_thread(len, ())")
+    run_cells(notebook, GUARD_ON, "await asyncio.to_thread(len, ())")
     # A worker may still be on its way to its queue when the cell ends.
     wait_for(lambda: notebook.value(soft) == -1)
     run_cells(
@@ -285,7 +285,7 @@ def fill(number):
     add = {fill}
     while True: add('x' * 1000 + str(number))
 """
-    run_cells(notebook, definitions, ON)
+    run_cells(notebook, definitions, GUARD_ON)
     reply = run_failing(
         notebook, "await asyncio.gather(*(asyncio.to_thread(fill, number) for number in range(6)))"
     )
@@ -297,55 +297,61 @@ def fill(number):
     assert notebook.value("kept") == [1, 2]
 
 
+LIMIT_BYTES = 8 * TIB
+
+
 @pytest.fixture
 def limit() -> Iterator[AllocationLimit]:
     """A limit of 8 TiB, which nothing reaches, around 7 TiB that seem to be allocated."""
-    limit = AllocationLimit(lambda: 7 * MIB * MIB, lambda: None)
+    limit = AllocationLimit(lambda: LIMIT_BYTES - TIB, lambda: None)
     limit.switch_on()
-    limit.set_bounds(8 * MIB * MIB, MIB * MIB)
+    limit.set_bounds(LIMIT_BYTES, TIB)
     yield limit
     limit.switch_off()
 
 
-def soft() -> int:
-    return resource.getrlimit(resource.RLIMIT_DATA)[0] // MIB
+def limit_in_force() -> int:
+    """Return the soft limit, in whole MiB."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] // MIB * MIB
 
 
 def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> None:
-    assert soft() == 8 * MIB
-    limit._data_bytes = lambda: 8 * MIB * MIB
+    assert limit_in_force() == LIMIT_BYTES
+    limit._data_bytes = lambda: LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
-    assert soft() == 8 * MIB + SMALL_BYTES // MIB
+    assert limit_in_force() == LIMIT_BYTES + SMALL_BYTES
     limit.end_raise(renew=False)
-    assert soft() == 8 * MIB
-    limit.set_bounds(8 * MIB * MIB, 0)
+    assert limit_in_force() == LIMIT_BYTES
+    limit.set_bounds(LIMIT_BYTES, 0)
     limit.begin_raise(SMALL_BYTES)
-    assert soft() == 8 * MIB, "a quarter of a MiB is left for native code, whatever else is used"
-    assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 8 * MIB * MIB + MIB // 4
+    assert limit_in_force() == LIMIT_BYTES, (
+        "a quarter of a MiB is left for native code, whatever else is used"
+    )
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] > LIMIT_BYTES + MIB // 4
     limit.end_raise(renew=False)
     limit.switch_off()
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == NO_LIMIT
 
 
 def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit) -> None:
-    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit._data_bytes = lambda: LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
     limit._raised.forget_limit()  # as a second later
-    limit.set_bounds(8 * MIB * MIB, 0)
-    assert soft() == 8 * MIB
+    limit.set_bounds(LIMIT_BYTES, 0)
+    assert limit_in_force() == LIMIT_BYTES
     limit.end_raise(renew=False)
 
 
 def test_a_raised_limit_falls_with_the_memory_left(limit: AllocationLimit) -> None:
     """Calls of many threads overlap, so that the limit is never restored between them."""
-    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit._data_bytes = lambda: LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
     limit.begin_raise(SMALL_BYTES)
     limit.end_raise(renew=False)
-    limit.set_bounds(8 * MIB * MIB, 0)
-    assert soft() == 8 * MIB
+    limit.set_bounds(LIMIT_BYTES, 0)
+    assert limit_in_force() == LIMIT_BYTES
     limit.begin_raise(SMALL_BYTES)
-    assert soft() == 8 * MIB
+    assert limit_in_force() == LIMIT_BYTES
     limit.end_raise(renew=False)
     limit.end_raise(renew=False)
 
@@ -388,6 +394,8 @@ def test_threads_that_allocate_are_waited_for(
     limit.threads._data_bytes = grow_until_the_last
     limit.threads.wait()
     assert len(sizes) >= 4, "without threads there is no wait"
+
+    # With one thread of the cell, it waits until the size stays.
     event = threading.Event()
     thread = waiting_thread(limit, event)
     limit.threads.wait()

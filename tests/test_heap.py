@@ -68,6 +68,8 @@ def test_dropping_a_heap_frees_its_memory_without_the_collector() -> None:
         references = [weakref.ref(heap), weakref.ref(maker)]
         del heap
         maker.heap = Heap()
+
+        # A search fills its tables; then it is dropped.
         list(maker.heap.referrers({id(target[0]): target[0]}))
         maker.heap.drop()
         assert not any(vars(maker.heap).values())
@@ -112,6 +114,7 @@ def test_threads_take_turns_to_read_the_heap() -> None:
         except MemoryError:
             failures.append("looked at the lists of the others")
 
+    # A heap of this process takes far less than 1 GiB, three at once might not.
     resource: Any = own_limits.resource
     resource.setrlimit(
         resource.RLIMIT_AS, (own_limits.used_bytes("RLIMIT_AS") + (1 << 30), resource.RLIM_INFINITY)
@@ -136,6 +139,7 @@ def test_a_child_forked_during_a_look_can_read_its_own_heap() -> None:
             looking.set()
             enough.wait(60)
 
+    # The child is forked while another thread reads the heap.
     thread = threading.Thread(target=look)
     thread.start()
     looking.wait(60)

@@ -73,7 +73,7 @@ MOST_PASSES, MOST_VISITS = 1, 1.5
 """Goal of each look; the collector does not list some containers, which are visited as the parts of
 others.
 """
-MANY = 20_000
+NUMBER_OF_OBJECTS = 20_000
 SETUP = """
 import numpy
 array, rows, keeper = numpy.ones(1 << 18), [numpy.ones(1 << 16) for _ in range(3)], {}
@@ -134,14 +134,14 @@ def measure() -> None:
     cells = LOOKS | QUIET | RECOVERIES
     # the first runs import modules
     few = {name: passes_and_visits(shell, cell, runs=4) for name, cell in cells.items()}
-    json.hidden = [{"number": number, "list": []} for number in range(MANY // 2)]  # type: ignore[attr-defined]
+    json.hidden = [{"number": number, "list": []} for number in range(NUMBER_OF_OBJECTS // 2)]  # type: ignore[attr-defined]
     gc.collect()
     figures = {}
     for name, cell in cells.items():
         # The first recovery after other code collects garbage.
         pick = max if name in QUIET else min
         passes, visits = passes_and_visits(shell, cell, runs=3, pick=pick)
-        figures[name] = passes, round((visits - few[name][1]) / MANY, 2)
+        figures[name] = passes, round((visits - few[name][1]) / NUMBER_OF_OBJECTS, 2)
     print(json.dumps(figures))
 
 
@@ -151,8 +151,10 @@ def measure_next_to_free_pages() -> None:
     """
     shell = shell_that_looks()
     assert shell.run_cell(SETUP).success
-    shell.user_ns["records"] = [{"number": number, "list": []} for number in range(5 * MANY)]
-    older = [bytes(2000) for _ in range(MANY)]
+    shell.user_ns["records"] = [
+        {"number": number, "list": []} for number in range(5 * NUMBER_OF_OBJECTS)
+    ]
+    older = [bytes(2000) for _ in range(NUMBER_OF_OBJECTS)]
     pins = [bytes(600) for _ in range(10)]  # above the free pages in the heap
     del older
     trim_heap()  # they have addresses, but no page in RAM
@@ -168,7 +170,7 @@ def measure_many_arrays() -> None:
     """
     shell = shell_that_looks()
     assert shell.run_cell(SETUP).success
-    json.hidden = [{"number": number, "list": []} for number in range(5 * MANY)]  # type: ignore[attr-defined]
+    json.hidden = [{"number": number, "list": []} for number in range(5 * NUMBER_OF_OBJECTS)]  # type: ignore[attr-defined]
     cell = "%%experiment many\narrays = [numpy.ones(9) for _ in range(30_000)]"
     _, visits = passes_and_visits(shell, cell, runs=4)
     print(json.dumps(visits))
@@ -220,4 +222,4 @@ def test_free_pages_of_the_heap_are_no_growth_to_search_for() -> None:
 @linux
 def test_our_notes_on_arrays_are_no_growth_to_search_for() -> None:
     lines = printed("-c", "from tests.test_heap_passes import measure_many_arrays as f; f()")
-    assert json.loads(lines.splitlines()[-1]) < MANY
+    assert json.loads(lines.splitlines()[-1]) < NUMBER_OF_OBJECTS

@@ -311,8 +311,12 @@ def test_records_of_older_and_newer_versions_are_read() -> None:
         key: cell[key] for key in cell if key not in ("source_digest", "source_line", "recovery")
     }
     read = CellRecord.from_dict({**old_cell, "later_bytes": 5})
-    assert (read.source_digest, read.source_line, read.recovery) == ("", "", None)
+    assert read.source_digest == ""
+    assert read.source_line == ""
+    assert read.recovery is None
     experiment = ExperimentRecord("a", 0.0, 1.0, (read,), (), {}, {}, (), (), (), ()).to_dict()
     del experiment["parameters"], experiment["ooms"]
     old = ExperimentRecord.from_dict(experiment)
-    assert (old.parameters, old.ooms, old.cells) == ({}, 0, (read,))
+    assert old.parameters == {}
+    assert old.ooms == 0
+    assert old.cells == (read,)

@@ -103,6 +103,7 @@ def test_del_frees_a_dict_with_its_keys(kernel: Kernel, make: str) -> None:
     )
     answer = why_record(kernel, "table")
     assert lines_by_holder(answer) == {}
+    # Nearly all of its keys and values.
     assert sum(answer["freed_bytes"].values()) >= 0.98 * sum(answer["device_bytes"].values())
 
 
@@ -120,6 +121,7 @@ def fill(connection):
 def test_connections_with_a_shared_cache_are_its_joint_holders(kernel: Kernel) -> None:
     run_cells(kernel, _SHARED_DATABASE, "first = connect(); second = connect(); fill(first)")
     answer = why_record(kernel, "first")
+    # 20,000 texts of 1,000 bytes.
     assert sum(answer["device_bytes"].values()) > 19 * MIB
     assert sum(answer["freed_bytes"].values()) < MIB
     assert lines_by_holder(answer) == {"notebook variable second": "del second"}
@@ -246,6 +248,7 @@ def test_no_line_deletes_a_name_of_a_library() -> None:
     assert [
         part.holder.advice for part in ownership.held if "del numpy" in part.holder.advice
     ] == []
+    # Not a row for each text.
     assert len(ownership.held) < 5
 
 

@@ -58,6 +58,7 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
     meter.close()
     assert usage.method == "kernel"
     assert usage.peak_delta_bytes == pytest.approx(256 * MIB, rel=0.02)
+    # Of 256 MiB, nothing is kept; a process at rest takes some MiB at most.
     assert usage.delta_bytes < 8 * MIB
 
 
@@ -66,11 +67,15 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
 def test_two_meters_measure_their_own_peaks_with_one_kernel_mark() -> None:
     """One opens, and resets the mark, inside a span of the other."""
     first = Meter([HostProbe()])
+
+    # A meter that opens inside a span.
     around = first.span()
     len(b"x" * (64 * MIB))
     second = Meter([HostProbe()])  # resets the mark
     (usage,) = around.stop()
     assert usage.peak_delta_bytes == pytest.approx(64 * MIB, rel=0.02)
+
+    # A span that opens inside one of another meter.
     around = first.span()
     len(b"x" * (128 * MIB))
     inside = second.span()  # resets the mark
@@ -79,6 +84,8 @@ def test_two_meters_measure_their_own_peaks_with_one_kernel_mark() -> None:
     assert usage.peak_delta_bytes == pytest.approx(32 * MIB, rel=0.02)
     (usage,) = around.stop()
     assert usage.peak_delta_bytes == pytest.approx(128 * MIB, rel=0.02)
+
+    # None of it is in a later span.
     after = first.span()
     (usage,) = after.stop()
     assert usage.peak_delta_bytes < 8 * MIB
@@ -144,10 +151,13 @@ def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
     if (child := os.fork()) == 0:
         code = 1
         try:
+            # The peak of a span that its parent has opened.
             touched(96 * MIB).close()
             (usage,) = around.read()
             assert (usage.method, usage.note) == ("kernel", "")
             assert usage.peak_bytes - usage.after_bytes == pytest.approx(96 * MIB, rel=0.05)
+
+            # A span of its own.
             span = meter.span()
             memory = touched(64 * MIB)
             assert span.read()[0].delta_bytes == pytest.approx(64 * MIB, rel=0.05)
@@ -206,6 +216,7 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
 def test_a_container_with_a_namespace_has_its_limit_at_the_root(tmp_path: Path) -> None:
     v2_system(tmp_path, "/").v2("", 1000, 400)
     assert cgroup.limits(tmp_path) == [ControlGroup(1000, 400)]
+    # Of 1000, 400 are in use.
     assert host.available_bytes(tmp_path) == 600
 
 
@@ -227,6 +238,7 @@ def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path)
     system.v1("docker", NO_LIMIT_V1, 9000)
     system.v1("", NO_LIMIT_V1, 90000)
     assert cgroup.limits(tmp_path) == [ControlGroup(2000, 700)]
+    # Of 2000, 700 are in use.
     assert host.available_bytes(tmp_path) == 1300
 
 
@@ -280,12 +292,14 @@ def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int)
         v1_system(tmp_path, "/").v1("", 1000, 900, stat)
         expected = ControlGroup(1000, 900, 400, 60)
     assert cgroup.tightest(tmp_path) == expected
+    # Of 1000, 900 are in use.
     assert expected.available_bytes == 100 + expected.cache_bytes
 
 
 def test_more_cache_than_is_in_use_is_no_room_beyond_the_limit(tmp_path: Path) -> None:
     """The kernel's two figures are counted at different moments."""
     v2_system(tmp_path, "/").v2("", 1000, 300, "inactive_file 250\nactive_file 150\n")
+    # All of the limit, though 700 are free and 400 in caches.
     assert host.available_bytes(tmp_path) == 1000
 
 
@@ -383,6 +397,7 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
     assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
     assert abs(sum(before.values()) - LIMIT) < MIB
     assert abs(sum(held.values()) - LIMIT) < MIB
+    # The block of 256 MiB; a kernel at rest takes and gives back some MiB.
     assert abs(held["Python objects"] - before["Python objects"] - 256 * MIB) < 8 * MIB
     assert abs(before["free"] - held["free"] - 256 * MIB) < 16 * MIB
     assert abs(LIMIT - held["free"] - used) < 16 * MIB
@@ -399,6 +414,7 @@ def test_free_memory_is_measured_against_the_limit(name: str) -> None:
     free = host.available_bytes()
     block = bytearray(256 * MIB)
     held = host.available_bytes()
+    # The limit, but for what has been taken since it was set.
     assert 500 * MIB < free <= 512 * MIB
     assert abs(free - held - len(block)) < 4 * MIB
     with pytest.raises(MemoryError):

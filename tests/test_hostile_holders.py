@@ -90,7 +90,7 @@ HOSTILE = {
 
 
 notebook = kernel_with("%load_ext ipygpumem", "import numpy as np")
-LEFT = """[
+SIZES_OF_SURVIVORS = """[
     row.size_bytes for row in app_of(get_ipython()).experiments.finished[-1].survivors
 ]"""
 
@@ -107,7 +107,7 @@ def test_the_holder_is_named_and_none_of_its_code_runs(notebook: Kernel, kind: s
         """,
     )
     leaks = run_quietly(notebook, "%gpumem leaks")
-    (size,) = notebook.value(LEFT)
+    (size,) = notebook.value(SIZES_OF_SURVIVORS)
     assert size == pytest.approx(1 << 25, rel=0.01)  # with the array's own object
     for result in (experiment, leaks):
         shown = result.leaks() or result.reports()

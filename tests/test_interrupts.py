@@ -86,6 +86,7 @@ def every_interrupt(action: Callable[[], object], step: int = 1) -> Iterator[int
     while interrupted_at(line, action, is_entering, events=("line", "return")):
         yield line
         line += step
+    # Else hardly any line was interrupted.
     assert line > 10
     yield line
 
@@ -121,8 +122,12 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(
             app.experiments.open.clear()
         experiment = None
         gc.collect(1)
-        left = app.experiments.open, budgets.in_force, cuda.fractions, len(app.context.meter._open)
-        assert left == ([], [], [1.0, 1.0], 0)
+
+        # Nothing of the experiment is in force.
+        assert app.experiments.open == []
+        assert budgets.in_force == []
+        assert cuda.fractions == [1.0, 1.0]
+        assert len(app.context.meter._open) == 0
         assert sys.meta_path == meta_path
 
 
@@ -139,24 +144,29 @@ def test_an_interrupted_end_can_be_finished(
     space = loaded.user_ns
     app_of(loaded).context.config.report = False
     for line in itertools.count(first, step):
+        # Two experiments, of which the outer one ends first.
         space.update(t_old="old", t_keep="old")
         outer = ipygpumem.experiment("outer", report="none").start()
         loaded.run_cell("t_old = 1; t_keep = 1; t_new = []")
         ipygpumem.experiment("inner", keep="t_keep", report="none").start()
         loaded.run_cell("t_old = 2; t_keep = 2; t_new2 = []")
+
+        # The end is interrupted, then repeated.
         came = interrupted_at(
             line, outer.finish, lambda frame: frame.f_code.co_filename in LAST_FILES
         )
         for _ in range(4):
             if opened:
                 loaded.run_line_magic("experiment", "end")
+
+        # All names are as before both.
         left = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
-        assert (opened, left) == (
-            [],
-            {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"},
-        ), line
+        assert opened == [], line
+        expected = {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"}
+        assert left == expected, line
         if not came:
             break
+    # Else hardly any line was interrupted.
     assert line > 100
 
 
@@ -343,6 +353,8 @@ def test_a_waiting_interrupt_keeps_no_object_alive(listens: bool) -> None:
         left.extend(item for item in items if item() is not None)
 
     block = interrupts.reraise_swallowed() if listens else contextlib.nullcontext()
+
+    # The collector would free the cycles that the test looks for.
     gc.disable()
     try:
         with pytest.raises(KeyboardInterrupt), block:

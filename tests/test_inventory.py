@@ -228,6 +228,8 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
 
     thread = threading.Thread(target=change)
     interval = sys.getswitchinterval()
+
+    # The thread changes the dict while it is searched.
     sys.setswitchinterval(1e-6)
     thread.start()
     try:
@@ -296,6 +298,7 @@ def size(value: object) -> int:
 
 
 def test_a_views_size_is_that_of_its_base() -> None:
+    # The bytes of 1000, of 1 and of 10 numbers of 8 bytes.
     assert size(numpy.ones(1000)[:10][2:]) == 8000
     assert size(numpy.broadcast_to(numpy.ones(1), (1000, 1000))) == 8
     assert size(numpy.lib.stride_tricks.as_strided(numpy.ones(10), (5, 5), (0, 8))) == 80
@@ -303,6 +306,7 @@ def test_a_views_size_is_that_of_its_base() -> None:
 
 def test_an_arrays_size_is_that_of_its_elements() -> None:
     assert size(numpy.empty((0, 5))) == 0
+    # Ten elements of 4 + 8 bytes.
     assert size(numpy.zeros(10, [("a", "i4"), ("b", "f8")])) == 120
     assert describe([1]) is None
 

@@ -162,6 +162,8 @@ def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
         "out\n",
         {"text/plain": "[1]"},
     )
+
+    # %%time is around it or inside it.
     assert (
         "Wall time"
         in run_quietly(
@@ -184,6 +186,8 @@ def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
             """,
         ).stdout
     )
+
+    # Both magics keep a name: only what both keep is there.
     reply = run_quietly(
         kernel,
         """
@@ -263,7 +267,9 @@ def test_only_kept_names_come_back(kernel: Kernel) -> None:
         "%%isolate --keep 'loss*' double,point lock new model nosuch" + textwrap.dedent(code),
     )
     assert existing_names(kernel, "gone", "loss_a", "loss_b", "lock", "New") == ["loss_a", "loss_b"]
-    assert kernel.value("(double(2), type(point) is Point, type(new).__name__)") == (4, True, "New")
+    assert kernel.value("double(2)") == 4
+    assert kernel.value("type(point) is Point") is True
+    assert kernel.value("type(new).__name__") == "New"
     assert kernel.value("model['new'] is model['old']")
     (report,) = reply.reports("note")
     assert report.splitlines() == [
@@ -439,6 +445,7 @@ def test_large_values_are_not_in_memory_twice() -> None:
         blocks = os.fstat(file.fileno()).st_blocks
         values = dict[str, object]()
         load(file, values, 1)
+        # Most blocks of the file are free again.
         assert os.fstat(file.fileno()).st_blocks < blocks // 8
         assert values.keys() == {"large"}
 
@@ -480,6 +487,7 @@ def test_limits_end_the_cell(kernel: Kernel) -> None:
     grow = "rows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
     reply = run_failing(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
     assert "the limit of 80 MiB (--memory) was reached" in reply.reports("note")[0]
+    # About the limit of 80 MiB.
     assert 60 < mib_after(reply.reports("cell")[0], "child process peak") < 110
     assert (
         run_failing(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports(
@@ -546,6 +554,7 @@ def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
     )
     record = CellRecord.from_dict(kernel.value("ipygpumem.last().to_dict()"))
     assert record.child_peak_bytes is not None
+    # The block of 64 MiB, and what Python itself takes.
     assert 64 << 20 <= record.child_peak_bytes < 80 << 20
     assert 64 <= mib_after(reply.reports("cell")[0], "child process peak") < 80
     run_quietly(
@@ -555,6 +564,7 @@ def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
         for place in range(0, len(large), 4096): large[place] = 0
         """,
     )
+    # Writing to the 100 MiB has copied their pages.
     assert 100 << 20 <= kernel.value("ipygpumem.last().child_peak_bytes") < 120 << 20
     run_cells(kernel, "del large")
 
@@ -590,10 +600,14 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
             code,
             "threads = torch.get_num_threads()",
         )
+
+        # Parallel code works in the child, and in the notebook afterwards.
         run_quietly(
             kernel,
             f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads",
         )
+
+        # Where the threads cannot be ended, the child has one.
         run_cells(
             kernel,
             f"from ipygpumem.extras.isolate import openmp\nopenmp._PAUSE = 'missing before GCC "
@@ -603,6 +617,8 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
             kernel,
             f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1",
         )
+
+        # Without such a call, a cell with the library's names is refused.
         run_cells(
             kernel,
             """
@@ -651,11 +667,15 @@ def test_isolate_works_in_a_terminal(tmp_path: Path) -> None:
         terminal.press(b"Ada\r")
         terminal.await_prompt()
         assert {"Ada", "Out[2]: 5"} <= set(terminal.rows)
+
+        # An interrupt ends the child's cell.
         terminal.press(b"%%isolate\rprint('wa' + 'its')\rimport time; time.sleep(1000)\x1b\r")
         terminal.watch(lambda: "waits" in terminal.rows)
         terminal.press(b"\x03")
         terminal.await_prompt()
         assert "KeyboardInterrupt: " in "\n".join(row + " " for row in terminal.rows)
+
+        # The value that was kept is there.
         terminal.run("print(y + 1, sep='')")
         assert "6" in terminal.rows
     finally:

@@ -182,6 +182,7 @@ def test_figures_of_pyplot_are_one_row(notebook: Kernel) -> None:
         """,
     )
     (row,) = large_leaks(notebook)
+    # Eleven figures, each with some arrays of 160 kB.
     assert row.mib > 6
     # The last one is not left: names refer to it.
     assert row.path == "11 matplotlib figures"
@@ -220,6 +221,7 @@ def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
     run_cells(notebook, SHOW_LIBRARIES)
     run_quietly(notebook, _LOGGER, "other = logging.getLogger('mine.child')")
     answer = why_record(notebook, "log")
+    # The records that its handler keeps.
     assert sum(answer["device_bytes"].values()) > 4 * MIB
     assert sum(answer["freed_bytes"].values()) < MIB
     line = "log.handlers.clear()"

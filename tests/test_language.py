@@ -89,6 +89,7 @@ def names_of_tests() -> list[str]:
 
 def test_a_tests_name_says_the_behaviour_in_few_words() -> None:
     names = names_of_tests()
+    # Else most tests were not found.
     assert len(names) > 1_000
     assert [name for name in names if len(name) > LONGEST_TEST_NAME] == []
     assert [name for name in names if WORDS_OF_RIDDLES.search(name)] == []

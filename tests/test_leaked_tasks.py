@@ -74,6 +74,7 @@ def test_one_line_frees_a_container_of_tasks(
     assert number_alive(kernel) == _MANY
     rows = leak_rows(kernel)
     assert [row.line for row in rows] == [line]
+    # Each task has an array of 10,000 numbers of 8 bytes.
     assert sum(row.size_bytes for row in rows) >= _MANY * 80_000
     run_cells(kernel, line)
     assert number_alive(kernel) == 0
@@ -142,6 +143,7 @@ def test_a_line_for_tasks_says_that_some_may_be_older(kernel: Kernel) -> None:
     run_cells(kernel, READ_LEAKS, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
     run_cells(kernel, experiment("tasks.add(asyncio.create_task(wait(np.ones(2**19))))"))
     (row,) = leak_rows(kernel)
+    # The older array of 2 MiB, and the new one of 4.
     assert row.size_bytes // MIB == 6
     assert row.line.endswith("  # 2 MiB of it may be older than the experiment")
     run_cells(kernel, row.line, "await asyncio.sleep(0)")

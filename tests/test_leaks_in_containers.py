@@ -111,6 +111,7 @@ def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> No
         experiment_cell,
     )
     (row,) = survivor_rows(kernel)
+    # Four arrays of 70,000 numbers of 8 bytes.
     assert row.size_bytes == 4 * 70_000 * 8
     assert row.path == "notebook variable other[0], and 3 more"
     assert leak_rows(kernel) == [row]
@@ -211,6 +212,7 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
         assert row.path == 'notebook variable outer["a"]'
         assert row.line == 'del outer["a"]'
     assert later.size_bytes == pytest.approx(at_the_end.size_bytes, rel=0.02)
+    # 1.6 MB of weights and 100,000 texts of more than 50 bytes.
     assert later.size_bytes > 7_000_000
     for parts in (survivor_parts(kernel), leak_parts(kernel)):
         if "array" not in made.partition("(")[0]:  # its elements are no parts

@@ -205,11 +205,15 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
         kernel,
         experiment("data = np.ones(2**20)", put, "kept = [data]", options="--keep kept"),
     )
+
+    # The line of the kept name, and of `why`.
     drops = "also drops 4 MiB of other data"
     (advice,) = lines_by_holder(why_record(kernel, "kept")).values()
     assert advice == f"{line}  # {drops}"
     (report,) = run_cells(kernel, "%gpumem why data").reports("why")
     assert drops in " ".join(report.split())
+
+    # The line of the leak: counts before they are measured, then the whole remark.
     (row,) = leak_rows(kernel)
     assert row.line.startswith(f"{line}  # ")
     counts = kernel.value("[(row.arrays, row.objects, row.is_at_least) for row in last_rows]")

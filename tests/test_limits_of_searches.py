@@ -46,10 +46,14 @@ def test_objects_that_an_import_makes_are_not_visited(modules: int) -> None:
     names = {"names": [older]}
     contents = Contents(dict(names))
     _HIDDEN.objects = []  # type: ignore[attr-defined]
+
+    # Objects that the experiment has made, and that only a hidden list leads to.
     made = [{"number": number, "older": dict(older[0])} for number in range(5000)]
     _HIDDEN.objects.append(made)
     new = {id(made), *map(id, made)}
     changes = Changes(names, contents, new, [], modules)
+
+    # The search, and how many objects it visits.
     heap = Heap()
     with Passes() as passes:
         rows = find_remaining(heap, changes, counted=Sizes(), smallest=1 << 18, size_bytes=1 << 24)

@@ -34,6 +34,7 @@ def test_a_map_without_a_file_is_no_file() -> None:
     with mmap.mmap(-1, 8 * MIB) as mapped:
         mapped[: 2 * MIB] = b"x" * 2 * MIB
         size = Sizes().measure(mapped)
+    # The pages that were written to, of 8 MiB.
     assert 2 * MIB <= size.size_bytes <= 3 * MIB
     assert size.notes == (NOTE.replace("mapped file", "memory map"),)
 
@@ -78,6 +79,7 @@ def test_tables_of_pyarrow_on_files_count_their_pages(tmp_path: Path) -> None:
         writer.write_table(table)
     assert Sizes().measure(table).notes == ()
     mapped = arrow.ipc.open_file(arrow.memory_map(path)).read_all()
+    # Of 8 MiB, few pages have been read.
     assert Sizes().measure(mapped).size_bytes < 3 * MIB
     assert mapped["a"].slice(0, MIB // 2).to_numpy().max() == MIB // 2 - 1
     assert_read(Sizes().measure(mapped), pages=4 * MIB)

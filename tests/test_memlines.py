@@ -142,6 +142,7 @@ def test_a_line_that_awaits_has_the_peak_of_all_its_pieces() -> None:
     lab = Lab(work)
     with lab.watching():
         asyncio.run(both())
+    # What each line of `work` kept, and its peak, without what `other` adds between its pieces.
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(300, 300), (-300, 0), (300, 300)]
 
 
@@ -197,6 +198,8 @@ def test_the_heap_is_trimmed_before_readings_if_that_is_cheap(
 
     monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", trim)
     monkeypatch.setattr("ipygpumem.extras.lines.lines.time.perf_counter", lambda: clock[0])
+
+    # A trim that takes no time comes before each of 3 readings, one of ten seconds only once.
     for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
         lab, took[0], trimmed[0] = Lab(work), seconds, 0
         with lab.watching():
@@ -242,6 +245,8 @@ def test_a_line_that_runs_often_is_measured_as_one(
 
     monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", trim)
     readings_by_times = list[int]()
+
+    # The number of readings does not depend on the number of runs.
     for times in (5_000, 20_000):
         lab, readings[0] = Lab(*functions), 0
         with lab.watching():
@@ -251,6 +256,7 @@ def test_a_line_that_runs_often_is_measured_as_one(
         assert max(cost.hits for cost in lab.record.costs.values()) >= times
         assert lab.record.measured_together
     few, many = readings_by_times
+    # A few readings for each run that is measured alone.
     assert few == many < 6 * MOST_RUNS
 
 
@@ -265,10 +271,14 @@ def test_runs_measured_as_one_keep_their_memory_and_peak() -> None:
     lab = Lab(work)
     with lab.watching():
         work()
+
+    # Totals of all lines.
     kept = [cost.kept_bytes.get("cpu", 0) for cost in lab.record.costs.values()]
     peaks = [cost.peak_bytes.get("cpu", 0) for cost in lab.record.costs.values()]
     assert sum(kept) == 3 * MOST_RUNS + 10
     assert max(peaks) >= 70_000
+
+    # The figures of single lines.
     assert lab.figures(5) == (1, 10, 10)
     assert lab.figures(2)[0] == 3 * MOST_RUNS
     notes = "\n".join(lines_report(lab.record, "line").lines)
@@ -320,6 +330,7 @@ def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
         "=",
         "big()",
     ]
+    # The source keeps its indentation.
     assert lines[5].index("x = big()") - lines[4].index("def") == 4
     assert lines[-1].strip() == "cell did not run"
 

@@ -404,21 +404,29 @@ def test_the_options_explain_their_values(notebook: Kernel) -> None:
 
 def test_why_of_the_outputs_lists_their_memory(notebook: Kernel) -> None:
     needs("numpy")
+
+    # Three outputs: with a name, an item of it, and an array of its own.
     run_quietly(notebook, "import numpy\nshown = [numpy.ones(1 << 20)]")
     numbers = []
     for code in ("shown;\nshown", "shown[0]", "numpy.ones(1 << 19)"):
         run_quietly(notebook, code)
         numbers.append(notebook.value("max(Out)"))
     whole, part, alone = numbers
+
+    # The first line.
     (report,) = run_quietly(notebook, "%gpumem why Out").reports("why")
     headline = report.splitlines()[0]
     assert re.match(r"Out · \d+ outputs · RAM 1\d\.?\d* MiB · del Out frees 0 B", headline)
+
+    # The row of each.
     rows = [" ".join(line.split()) for line in report.splitlines()]
     (row,) = [line for line in rows if f"shown, Out[{whole}]" in line]
     assert row.startswith("8 MiB")
     line = f'get_ipython().run_line_magic("xdel", "shown") # also held by Out[{part}]'
     assert line in " ".join(rows)
     assert any(f"Out[{alone}] ndarray" in line and f"%xdel _{alone}" in line for line in rows)
+
+    # The lines that it names free all.
     run_quietly(notebook, "%xdel shown", f"%xdel _{part}", f"%xdel _{alone}")
     (report,) = run_quietly(notebook, "%gpumem why Out").reports("why")
     assert "MiB" not in report
@@ -646,6 +654,7 @@ def test_a_wrong_command_after_code_leaves_the_cell_its_line(notebook: Kernel) -
 def test_a_mistake_in_a_line_is_named_in_few_words(notebook: Kernel, line: str, says: str) -> None:
     reply = run_failing(notebook, line, None)
     assert says in " ".join(reply.stderr.split())
+    # Two lines of a terminal at most.
     assert len(reply.stderr) < 150
 
 

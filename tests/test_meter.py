@@ -32,7 +32,9 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
     probe.spike(80)
     probe.set(60)
     (usage,) = span.stop()
-    assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (0, 60, 80)
+    assert usage.before_bytes == 0
+    assert usage.after_bytes == 60
+    assert usage.peak_bytes == 80
 
 
 def test_sampling_finds_lasting_peaks_until_the_last_span_ends() -> None:
@@ -104,6 +106,7 @@ def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(
             span, began = (
                 opened.pop(number % len(opened))
                 if action == "stop"
+                # A reading is in no span.
                 else opened[number % len(opened)]
             )
             (usage,) = span.stop() if action == "stop" else span.read()
@@ -138,9 +141,13 @@ def test_jobs_run_on_time_in_one_thread_that_ends_with_the_last() -> None:
     assert threads() == []
     worker.add(every_millisecond)
     worker.add(every_hour)
+
+    # One thread for both jobs.
     wait_for(lambda: often[0] > 20)
     assert len(threads()) == 1
     assert seldom == [1]
+
+    # It ends with the last of them.
     worker.remove(every_millisecond)
     worker.remove(every_hour)
     wait_for(lambda: not threads())
@@ -190,6 +197,8 @@ def test_a_forked_childs_clock_works_even_if_the_lock_was_held() -> None:
 
     worker.add(job)
     assert started.wait(10)
+
+    # The child is forked while the lock is held.
     with worker._changed:
         child = os.fork()
         if child == 0:
@@ -221,10 +230,14 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
         return [more.pop()] if more else []
 
     meter = Meter([probe], find_more=find_more)
+
+    # A span whose start failed.
     with monkeypatch.context() as patch:
         patch.setattr(probe, "rearm", lambda: 1 / 0)
         failed = meter.span()
     assert failed.read() == ()
+
+    # A span after it, in which a second device is found.
     measured = meter.span()
     more.append(FakeProbe("cuda:1"))
     more[0].set(7)

@@ -12,7 +12,7 @@ from tests.named_notebooks import NOTEBOOKS
 from tests.process_memory import linux
 from tests.steps import host_table, run_cells
 
-LEAST = 0.95
+LEAST_NAMED_SHARE = 0.95
 """Smallest share of the growth that reports must name."""
 OF_LIBRARIES = {
     "lazy queries of polars": "polars' own allocator keeps freed pages, and cannot be asked",
@@ -77,6 +77,12 @@ def test_the_memory_of_a_notebook_is_named(name: str) -> None:
         run_cells(kernel, *map(textwrap.dedent, notebook.cells))
         after = Look.at(kernel)
     growth, names, objects, between = (now - then for now, then in zip(after, before, strict=True))
+    # Else there is too little to name.
     assert growth > 20 * MIB
     # What names hold is a part of the live objects, as far as both know it.
-    assert max(names, objects) + between >= LEAST * growth, (growth, names, objects, between)
+    assert max(names, objects) + between >= LEAST_NAMED_SHARE * growth, (
+        growth,
+        names,
+        objects,
+        between,
+    )

@@ -74,9 +74,12 @@ def test_loads_have_the_order_of_cudas_visible_cards(
             raise NVMLError("Not Supported")  # as on a MIG slice
         return SimpleNamespace(gpu=87)
 
+    # Only the second card reports its load.
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", rates, raising=False)
     monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: "one model")
     nvml = Nvml()
+
+    # The user's order has the second card first, and the driver does not know torch's second one.
     used = cuda_with("b", "gone")
     used.device_count = lambda: 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
@@ -89,6 +92,8 @@ def test_loads_have_the_order_of_cudas_visible_cards(
             1: (700, None),
         }
         assert {index: card.utilization for index, card in nvml.loads(used).items()} == {0: 87}
+
+    # Slices of a card, or a driver that fails, have no load.
     driver.mig.add("GPU-b")
     assert Nvml().loads(None) == {}
     driver.fail_init = True
@@ -108,7 +113,9 @@ def test_without_processes_use_is_reported(
 
     monkeypatch.setattr(driver, "nvmlDeviceGetComputeRunningProcesses", refuse)
     device = Nvml().device(cuda_with("a"), 0, processes=True, has_context=True)
-    assert (device.total_bytes, device.used_bytes, device.other_bytes) == (1000, 700, None)
+    assert device.total_bytes == 1000
+    assert device.used_bytes == 700
+    assert device.other_bytes is None
     assert device.note == f"other processes: NVML: {error}"
 
 
@@ -121,13 +128,13 @@ def test_each_process_is_listed_with_its_memory() -> None:
     ]
     driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
     device = nvml._whole_device(driver, "GPU-a", processes=True, has_context=True)
-    assert (device.own_bytes, device.other_processes, device.other_bytes) == (
-        100,
-        ((-1, 250),),
-        250,
-    )
+    assert device.own_bytes == 100
+    assert device.other_processes == ((-1, 250),)
+    assert device.other_bytes == 250
     unasked = nvml._whole_device(driver, "GPU-a", processes=False, has_context=True)
-    assert (unasked.own_bytes, unasked.other_processes, unasked.other_bytes) == (None, (), None)
+    assert unasked.own_bytes is None
+    assert unasked.other_processes == ()
+    assert unasked.other_bytes is None
 
 
 def test_a_failing_card_does_not_hide_other_cards(
@@ -143,6 +150,7 @@ def test_a_failing_card_does_not_hide_other_cards(
     monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", lost)
     first, second = Nvml().cards()
     assert first.whole.note == "NVML: GPU is lost"
+    # What the driver says of the second card.
     assert second.whole.used_bytes == 300
 
 
@@ -355,14 +363,20 @@ def test_every_visible_device_is_measured_to_the_byte(
     allocator.allocate(-250)
     allocator.allocate(7, device=1)
     first, second = span.stop()
-    assert (first.device, first.before_bytes, first.after_bytes, first.peak_bytes) == (
-        "cuda:0",
-        100,
-        150,
-        400,
-    )
-    assert (first.reserved_bytes, first.used_bytes, first.total_bytes) == (400, 450, 1000)
-    assert (second.device, second.delta_bytes, second.peak_delta_bytes) == ("cuda:1", 7, 7)
+
+    # The first device: 100 at the start, 400 at the peak, 150 at the end.
+    assert first.device == "cuda:0"
+    assert first.before_bytes == 100
+    assert first.after_bytes == 150
+    assert first.peak_bytes == 400
+    assert first.reserved_bytes == 400
+    assert first.used_bytes == 450
+    assert first.total_bytes == 1000
+
+    # The second device, which was empty.
+    assert second.device == "cuda:1"
+    assert second.delta_bytes == 7
+    assert second.peak_delta_bytes == 7
     assert first.method == "allocator"
 
 
@@ -421,12 +435,10 @@ def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPat
     (probe,) = [probe for probe in finder_of_probes()() if getattr(probe, "name", "") == "torch"]
     (reading,) = probe.read()
     assert probe.sampled
-    assert (reading.device, reading.current_bytes, reading.reserved_bytes, reading.method) == (
-        "mps",
-        30,
-        64,
-        "sampled",
-    )
+    assert reading.device == "mps"
+    assert reading.current_bytes == 30
+    assert reading.reserved_bytes == 64
+    assert reading.method == "sampled"
 
 
 def test_a_quick_reading_has_the_whole_devices_use_if_known(allocator: FakeAllocator) -> None:

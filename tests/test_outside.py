@@ -96,6 +96,8 @@ def test_segments_of_closed_files_count_their_mapped_bytes(is_named: bool) -> No
     try:
         with contextlib.closing(OutsideProbe()) as probe:
             assert shm_of(probe) is None, "the file of another process"
+
+            # The file is mapped, and all descriptors are closed.
             with path.open("r+b") as file:
                 mapping = mmap.mmap(file.fileno(), 0)
             for link in list(Path("/proc/self/fd").iterdir()):  # Python keeps one
@@ -121,6 +123,8 @@ def test_a_scan_of_many_mappings_takes_no_memory_to_speak_of() -> None:
         with path.open("r+b") as file:
             for _ in range(1_000):
                 mappings.append(mmap.mmap(file.fileno(), 0))
+
+        # The first scan has loaded what it needs: the second one is measured.
         segments.scan(MIB)
         tracemalloc.start()
         assert segments.scan(MIB)[0] == mmap.PAGESIZE
@@ -130,18 +134,23 @@ def test_a_scan_of_many_mappings_takes_no_memory_to_speak_of() -> None:
         path.unlink()
         segments.close()
         mappings.clear()
+    # Bytes that Python has allocated for the scan.
     assert peak_bytes < MIB / 16
 
 
-INNER = "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"
-OUTER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {INNER!r}])"
+CHILD_WITH_BLOCK = (
+    "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"
+)
+PARENT_OF_CHILD = (
+    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD_WITH_BLOCK!r}])"
+)
 
 
 @alone
 def test_descendants_of_any_thread_count_by_pss() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    started = [sys.executable, "-c", OUTER]
+    started = [sys.executable, "-c", PARENT_OF_CHILD]
     with contextlib.closing(OutsideProbe()) as probe, ThreadPoolExecutor(1) as threads:
         meter = Meter([probe])
         span = meter.span()
@@ -150,6 +159,7 @@ def test_descendants_of_any_thread_count_by_pss() -> None:
         ).result()
         child.stdout.readline()
         (usage,) = span.read()
+        # The child's block of 64 MiB, and two interpreters.
         assert 64 * MIB < usage.delta_bytes < 96 * MIB
         assert usage.delta_bytes == pytest.approx(
             sum(one.memory_bytes for one in children.children()), rel=0.05
@@ -174,7 +184,7 @@ def test_unreadable_children_are_reported(missing: str) -> None:
     probe._kernel_lists_children &= missing != "children"
     setattr(Path, "read_bytes", read_bytes)  # noqa: B010  # mypy knows no methods that change
     child = subprocess.Popen(
-        [sys.executable, "-c", INNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", CHILD_WITH_BLOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     child.stdout.readline()

@@ -152,6 +152,7 @@ def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None
         widget.click({"kind": "free", "cell": None})
         told.append(feed._message)
 
+    # During a cell.
     notebook.user_ns["click"] = click
     notebook.run_cell(
         """
@@ -162,6 +163,8 @@ def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None
     )
     assert told == ["not freed: a cell is running"]
     assert feed._message == ""  # the cell has ended
+
+    # After a cell.
     widget.click({"kind": "free", "cell": None})  # it was sent before the cell ran
     assert feed._message == "not freed: a cell ran after the click"
     widget.click({"kind": "free", "cell": 1})
@@ -228,7 +231,9 @@ def test_a_panel_whose_widget_other_code_closed_is_replaced(notebook: Interactiv
 def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> None:
     _, feed, widget = opened(notebook)
     notebook.run_line_magic("unload_ext", "ipygpumem")
-    assert (feed.is_closed, widget.is_open, notebook.jobs) == (True, False, {})  # type: ignore[attr-defined]
+    assert feed.is_closed
+    assert not widget.is_open
+    assert notebook.jobs == {}  # type: ignore[attr-defined]
 
 
 def test_the_panels_thread_sends_as_part_of_its_own_request(notebook: InteractiveShell) -> None:
@@ -298,6 +303,7 @@ def test_a_name_lists_devices_that_hold_much_of_its_memory() -> None:
     (shown,) = snapshot.names([row])
     assert (shown["devices"], shown["size"]) == ("cuda:0 + cuda:1", 10_010)
     assert shown["name"].isprintable()
+    # The name has more than 200 characters.
     assert len(shown["name"]) <= 80
     assert not shown["at_least"]
 

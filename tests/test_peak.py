@@ -228,6 +228,7 @@ print(found.record)
 """,
     )
     size, *report = printed_text.splitlines()
+    # The text, and what importing takes.
     assert 64 * MIB <= int(size) < 72 * MIB
     text = "\n".join(report)
     shown = re.search(r"RAM of the process \+([\d.]+ MiB)", text)
@@ -446,6 +447,7 @@ def test_memory_that_is_used_is_not_called_reserved(
 ) -> None:
     run_cells(notebook, before)
     device = peak_of(notebook, code)
+    # The arrays, and what the kernel itself takes.
     assert mib * MIB <= device.size_bytes < (mib + 16) * MIB
     assert device.reserved_bytes < 8 * MIB
 
@@ -459,6 +461,7 @@ for address in range(0, 2**26, 4096):
 pool.madvise(mmap.MADV_DONTNEED)
 """
     device = peak_of(notebook, code)
+    # All pages of the pool were used.
     assert device.size_bytes >= 64 * MIB
     assert device.reserved_bytes < 8 * MIB
 
@@ -568,6 +571,7 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
     assert "highest with" not in text
     missed = re.search(r"RAM at another moment: ([\d.]+ MiB) more, which no row lists", text)
     assert missed is not None, text
+    # The array of 128 MiB, which was there for a moment.
     assert parse_bytes(missed[1]) >= 120 * MIB
 
 

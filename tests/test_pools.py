@@ -118,30 +118,38 @@ LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0":
 @pytest.mark.parametrize("device", LOAD)
 def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: Any) -> None:
     library = Library(is_begun=False)
+
+    # Without the library there is no probe.
     find = finder_of_probes()
     assert [probe for probe in find() if hasattr(probe, "name")] == []
     LOAD[device](loaded, library)
     (probe,) = [probe for probe in find() if hasattr(probe, "name")]
     assert [probe for probe in find() if hasattr(probe, "name")] == [], "found once"
-    assert (probe.read(), probe.sampled, library.is_begun, library.called) == ((), False, False, [])
+
+    # It is not asked before it is initialised.
+    assert probe.read() == ()
+    assert probe.sampled is False
+    assert not library.is_begun
+    assert library.called == []
+
+    # Then it is read.
     library.is_begun = True
     LOAD[device](loaded, library)
     library.take(64 * MIB)
     (reading,) = probe.read()
-    figures = (
-        reading.device,
-        reading.current_bytes,
-        reading.peak_bytes,
-        reading.method,
-        probe.sampled,
-    )
-    assert figures == (device, 64 * MIB, 64 * MIB, "sampled", True)
+    assert reading.device == device
+    assert reading.current_bytes == 64 * MIB
+    assert reading.peak_bytes == 64 * MIB
+    assert reading.method == "sampled"
+    assert probe.sampled is True
 
 
 @pytest.mark.parametrize("device", sorted(set(LOAD) - {"cupy:1"}))
 def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, loaded: Any) -> None:
     library = Library()
     LOAD[device](loaded, library)
+
+    # The highest use before the span.
     library.take(512 * MIB)
     library.take(-512 * MIB)
     meter = Meter([], find_more=finder_of_probes(), sample_seconds=600)
@@ -152,16 +160,16 @@ def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, lo
         assert (usage.delta_bytes, usage.peak_delta_bytes) == (64 * MIB, 64 * MIB), (
             "not what was before the span"
         )
+
+        # A new highest use inside it.
         library.take(704 * MIB)
         library.take(-704 * MIB)
         (usage,) = [usage for usage in span.stop() if usage.device == device]
     finally:
         meter.close()
-    assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (
-        64 * MIB,
-        768 * MIB,
-        "sampled",
-    )
+    assert usage.delta_bytes == 64 * MIB
+    assert usage.peak_delta_bytes == 768 * MIB
+    assert usage.method == "sampled"
     assert library.highest == 768 * MIB
 
 
@@ -177,11 +185,9 @@ def test_parts_of_two_libraries_on_one_device_add_up() -> None:
     memory = device_parts(own, None, wide, None, (), pools_on(0, readings))
     sizes = {part.name: part.size_bytes for part in memory.parts}
     assert sum(size for size in sizes.values() if size) == memory.total_bytes == 24 * GIB
-    assert (sizes["JAX: in use"], sizes["JAX: pool's rest"], sizes["RMM: in use"]) == (
-        GIB,
-        4 * GIB,
-        512 * MIB,
-    )
+    assert sizes["JAX: in use"] == GIB
+    assert sizes["JAX: pool's rest"] == 4 * GIB
+    assert sizes["RMM: in use"] == 512 * MIB
     assert sizes["context and libraries"] == 10 * GIB - 2 * GIB - 5 * GIB - 512 * MIB
     assert [part.name for part in pools_on(1, {**readings, "cuda:1": own})] == [
         "JAX: in use",

@@ -99,6 +99,7 @@ def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
         del groups
         """,
     )
+    # What the deleted groups have left in the heap.
     assert host_table(notebook)[1]["free heap pages"] > 8 * MIB
     assert mib_after(report(notebook, "%gpumem free"), "free heap pages (RAM") > 8
     assert report(notebook, "%gpumem leaks").startswith("no leak")

@@ -62,6 +62,7 @@ def test_promised_objects_die_in_each_graph_of_each_kind(look: str) -> None:
 
 def test_a_wrong_search_fails_in_most_graphs() -> None:
     wrong_graphs = failures("nothing", 0, 10)
+    # Of ten.
     assert len(wrong_graphs) > 5
     assert all("said 0.0 KiB, frees" in text for text in wrong_graphs.values())
 
@@ -73,6 +74,7 @@ def test_a_seed_stands_for_one_graph() -> None:
 
 def test_most_kinds_of_holders_are_compared() -> None:
     compared = [kind for kind in CONTAINERS if kind.name not in KNOWN_WRONG]
+    # Else too many are known to be wrong.
     assert len(compared) > 100
 
 

@@ -105,12 +105,14 @@ def test_garbage_collection_gets_credit_for_freed_memory() -> None:
                 of_thread.pop().close()
             return super()._collect_young()
 
+    # Only the step itself may collect it.
     gc.set_threshold(10**9)  # else Python might collect it before we do
     garbage.append(garbage)  # type: ignore[arg-type]  # a cycle
     meter = Meter([HostProbe()])
     steps = reclaim.steps_that_free(Disturbed())[:1]
     del garbage
     (step,) = run(meter, steps)
+    # The garbage of 32 MiB, without the thread's 64 MiB.
     assert step.freed["cpu"] / (1 << 20) == pytest.approx(32, abs=4)
 
 
@@ -254,4 +256,5 @@ def test_trimming_the_heap_gives_free_pages_below_used_ones_back() -> None:
     del blocks[:-1]
     before = psutil.Process().memory_info().rss
     emptying.trim_host_heap()
+    # Most of 2,000 texts of 100 kB.
     assert before - psutil.Process().memory_info().rss > 100 << 20

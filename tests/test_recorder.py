@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -35,7 +35,7 @@ from ipygpumem.probes import host, oom_kills
 from ipygpumem.probes.host import process_space
 from ipygpumem.probes.oom_kills import Death
 from ipygpumem.report import text
-from ipygpumem.units import GIB
+from ipygpumem.units import GIB, KIB
 from tests.control_group import v2_system
 from tests.waiting import wait_for
 
@@ -148,7 +148,8 @@ def test_only_plain_files_are_recordings(tmp_path: Path, make: Callable[[Path], 
 def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("oom_kill 7\n")
     name = f"{tmp_path}/vmstat:{tmp_path.stat().st_ino}"
-    assert (oom_kills.kill_count(name), oom_kills.kill_count_in_recording(name)) == (7, None)
+    assert oom_kills.kill_count(name) == 7
+    assert oom_kills.kill_count_in_recording(name) is None
     assert oom_kills.kill_count_in_recording(f"/sys/fs/cgroup/../../..{name}") is None
     assert (
         "cannot be counted"
@@ -162,9 +163,13 @@ def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
     )
 
 
+MOST_WRITTEN_BYTES = 64 * KIB
+"""The size at which ``writer`` drops the older half of its recording."""
+
+
 @pytest.fixture
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingWriter]:
-    monkeypatch.setattr(recordings, "MOST_WRITTEN_BYTES", 2**16)
+    monkeypatch.setattr(recordings, "MOST_WRITTEN_BYTES", MOST_WRITTEN_BYTES)
     writer = RecordingWriter(tmp_path / "r", DEAD)
     yield writer
     writer._file.close()
@@ -178,16 +183,25 @@ def test_only_the_owner_can_read_a_recording(writer: RecordingWriter) -> None:
 def test_a_bounded_recording_keeps_its_kernel_and_running_cell(writer: RecordingWriter) -> None:
     writer.write(START)
     assert read(writer.path).cell == (START,)
-    for number in range(5000):
-        writer.write(dataclasses.replace(TICK, time=102.0 + number))
-    assert 2**15 < writer.path.stat().st_size <= 2**16
+    number_of_ticks = 5000
+    for number in range(number_of_ticks):
+        writer.write(dataclasses.replace(TICK, time=TICK.time + number))
+    assert MOST_WRITTEN_BYTES / 2 < writer.path.stat().st_size <= MOST_WRITTEN_BYTES
+
+    # The cell's start, then its last ticks.
     restored = read(writer.path)
-    assert (restored.kernel, restored.cell[0], restored.skipped) == (DEAD, START, 0)
-    assert [tick.time for tick in restored.cell[1:]] == [
-        102.0 + n for n in range(5001 - len(restored.cell), 5000)
-    ]
-    tail = read(writer.path, 2**12)
-    assert (tail.kernel, tail.running, tail.skipped) == (DEAD, restored.running, 0)
+    assert restored.kernel == DEAD
+    assert restored.cell[0] == START
+    assert restored.skipped == 0
+    times = [tick.time for tick in restored.cell[1:]]
+    first = number_of_ticks - len(times)
+    assert times == [TICK.time + number for number in range(first, number_of_ticks)]
+
+    # So are they in a part of the file.
+    tail = read(writer.path, 4 * KIB)
+    assert tail.kernel == DEAD
+    assert tail.running == restored.running
+    assert tail.skipped == 0
 
 
 def test_a_forked_child_writes_nothing(writer: RecordingWriter) -> None:
@@ -202,12 +216,13 @@ def test_a_forked_child_writes_nothing(writer: RecordingWriter) -> None:
 
 
 def test_only_old_recordings_of_dead_kernels_are_deleted(tmp_path: Path) -> None:
+    forty_days_ago = time.time() - 40 * 86400
     own = write(tmp_path, VALID, "3own.jsonl")
     for number in range(30):
         write(tmp_path, encode(DEAD), f"1{number:02}.jsonl")
     write(tmp_path, encode(ELSEWHERE), "000elsewhere.jsonl")
     for name, content in {"000live": ALIVE, "125": DEAD, "2elsewhere": ELSEWHERE}.items():
-        os.utime(write(tmp_path, encode(content), f"{name}.jsonl"), (time.time() - 40 * 86400,) * 2)
+        os.utime(write(tmp_path, encode(content), f"{name}.jsonl"), (forty_days_ago,) * 2)
     recordings.prune(tmp_path, own)
     names = [path.stem for path in recordings.listed(tmp_path)]
     assert names == [
@@ -233,7 +248,7 @@ def test_a_process_is_known_by_its_id_and_its_start() -> None:
     assert recordings.state(kernel) == "dead"
 
 
-LOG = {
+LINES_OF_SYSTEM_LOG = {
     "Memory cgroup out of memory: Killed process 15 (python3) total-vm:1kB, anon-rss:2kB": (
         15,
         True,
@@ -245,13 +260,14 @@ LOG = {
     "traps: python3[20] trap invalid opcode ip:7f": (20, False),
     "EXT4-fs (vda): mounted filesystem": None,
 }
+"""Lines of a system log: the process that has died by each, and whether for lack of memory."""
 
 
 def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
+    records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LINES_OF_SYSTEM_LOG]
     monkeypatch.setattr(oom_kills, "_system_log", lambda path: ["garbage", *records])
     assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [
-        place for place in LOG.values() if place
+        place for place in LINES_OF_SYSTEM_LOG.values() if place
     ]
 
 
@@ -259,12 +275,27 @@ OOM = Death(103.0, ALIVE.pid, True, "Out of memory: Killed process 15 (python)")
 GROUP_OOM = OOM._replace(text="Memory cgroup out of memory: Killed process 15 (python)")
 FAULT = OOM._replace(oom=False, text="python[15]: segfault at 0")
 MACHINE = dataclasses.replace(DEAD, counter="/proc/vmstat:1")
-CASES: dict[str, tuple[RecordedKernel | None, Moment, tuple[Death, ...], int | None, str, str]] = {
-    "ended": (DEAD, END, (OOM,), 3, "", "because"),
-    "alive": (ALIVE, TICK, (), 3, "", "still runs"),
-    "elsewhere": (ELSEWHERE, TICK, (OOM,), 3, "", "may still run"),
-    "damaged": (None, TICK, (OOM,), 3, "", "are unknown"),
-    "the log, in its group": (
+
+
+class Evidence(NamedTuple):
+    """Statements of a recording and of the system, and the verdict that they allow."""
+
+    kernel: RecordedKernel | None
+    last: Moment
+    deaths: tuple[Death, ...]
+    """In the system log."""
+    kills: int | None
+    """The counter's value now; 2 while the kernel ran."""
+    grade: str
+    words: str
+
+
+VERDICTS = {
+    "ended": Evidence(DEAD, END, (OOM,), 3, "", "because"),
+    "alive": Evidence(ALIVE, TICK, (), 3, "", "still runs"),
+    "elsewhere": Evidence(ELSEWHERE, TICK, (OOM,), 3, "", "may still run"),
+    "damaged": Evidence(None, TICK, (OOM,), 3, "", "are unknown"),
+    "the log, in its group": Evidence(
         DEAD,
         TICK,
         (GROUP_OOM,),
@@ -272,9 +303,9 @@ CASES: dict[str, tuple[RecordedKernel | None, Moment, tuple[Death, ...], int | N
         "certain",
         "its control group's limit was reached",
     ),
-    "the log": (DEAD, TICK, (OOM,), 3, "certain", "the machine's memory was used up"),
-    "a fatal signal in the log": (DEAD, TICK, (FAULT,), 2, "certain", "crashed"),
-    "the log, of another process": (
+    "the log": Evidence(DEAD, TICK, (OOM,), 3, "certain", "the machine's memory was used up"),
+    "a fatal signal in the log": Evidence(DEAD, TICK, (FAULT,), 2, "certain", "crashed"),
+    "the log, of another process": Evidence(
         DEAD,
         TICK,
         (OOM._replace(pid=1),),
@@ -282,7 +313,7 @@ CASES: dict[str, tuple[RecordedKernel | None, Moment, tuple[Death, ...], int | N
         "unknown",
         "not the OOM killer",
     ),
-    "the log, of an earlier one": (
+    "the log, of an earlier one": Evidence(
         DEAD,
         TICK,
         (OOM._replace(time=50.0),),
@@ -290,24 +321,24 @@ CASES: dict[str, tuple[RecordedKernel | None, Moment, tuple[Death, ...], int | N
         "unknown",
         "not the OOM killer",
     ),
-    "its group's counter": (DEAD, TICK, (), 3, "likely", "the OOM killer ended it"),
-    "the machine's counter": (MACHINE, TICK, (), 3, "unknown", "perhaps the OOM killer"),
-    "the counter stayed": (DEAD, TICK, (), 2, "unknown", "not the OOM killer"),
-    "no counter": (DEAD, TICK, (), None, "unknown", "was killed, or it crashed"),
+    "its group's counter": Evidence(DEAD, TICK, (), 3, "likely", "the OOM killer ended it"),
+    "the machine's counter": Evidence(MACHINE, TICK, (), 3, "unknown", "perhaps the OOM killer"),
+    "the counter stayed": Evidence(DEAD, TICK, (), 2, "unknown", "not the OOM killer"),
+    "no counter": Evidence(DEAD, TICK, (), None, "unknown", "was killed, or it crashed"),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", VERDICTS)
 def test_the_verdict_claims_no_more_than_the_evidence(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, last, deaths, kills, grade, words = CASES[case]
-    monkeypatch.setattr(oom_kills, "deaths", lambda: deaths)
-    monkeypatch.setattr(oom_kills, "kill_count_in_recording", lambda name: kills)
+    evidence = VERDICTS[case]
+    monkeypatch.setattr(oom_kills, "deaths", lambda: evidence.deaths)
+    monkeypatch.setattr(oom_kills, "kill_count_in_recording", lambda name: evidence.kills)
     monkeypatch.setattr(host, "SYSTEMS_PID_NAMESPACE", "")
-    verdict = judge(recording(START, last, kernel=kernel))
-    assert verdict.grade == grade
-    assert words in verdict.text
+    verdict = judge(recording(START, evidence.last, kernel=evidence.kernel))
+    assert verdict.grade == evidence.grade
+    assert evidence.words in verdict.text
 
 
 def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
@@ -331,8 +362,8 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
     )
 
 
-ON = "--IPyGpuMem.recorder=True"
-ALLOCATE = textwrap.dedent(
+RECORDER_ON = "--IPyGpuMem.recorder=True"
+ALLOCATE_UNTIL_KILLED = textwrap.dedent(
     """\
     import time
     chunks = []
@@ -385,20 +416,29 @@ def postmortem(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
 def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
     start: Start, folder: Path
 ) -> None:
-    kernel = start(ON)
+    # The first kernel is killed.
+    kernel = start(RECORDER_ON)
     kernel.run("%load_ext ipygpumem")
-    run_until_dead(kernel, ALLOCATE, kill_when=lambda: recorded(folder, '"kind":"tick"') >= 3)
-    kernel = start(ON)
+    run_until_dead(
+        kernel, ALLOCATE_UNTIL_KILLED, kill_when=lambda: recorded(folder, '"kind":"tick"') >= 3
+    )
+
+    # The second one names its cell.
+    kernel = start(RECORDER_ON)
     (note,) = kernel.run("%load_ext ipygpumem").reports("note")
     assert note == "the previous kernel died in cell 2: see %gpumem postmortem"
     headline, *rest = postmortem(kernel).split("\n")
     assert "died in cell 2" in headline
     assert "it was killed, or it crashed (unknown)" in headline
-    assert [line.strip() for line in rest[-5:]] == [line.strip() for line in ALLOCATE.splitlines()]
+    assert [line.strip() for line in rest[-5:]] == [
+        line.strip() for line in ALLOCATE_UNTIL_KILLED.splitlines()
+    ]
     assert [line.split()[0] for line in rest if line.strip().startswith(("RAM", "machine"))] == [
         "RAM",
         "machine:",
     ]
+
+    # The second one crashes, and a third one names the reason.
     run_until_dead(kernel, "import ctypes; ctypes.string_at(0)")
     after = start()
     after.run("%load_ext ipygpumem")
@@ -426,8 +466,8 @@ def test_a_kernel_killed_before_its_first_tick_is_reported(start: Start) -> None
 
 
 def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) -> None:
-    busy = start(ON)
-    other = start(ON)
+    busy = start(RECORDER_ON)
+    other = start(RECORDER_ON)
     for kernel in (busy, other):
         kernel.run("%load_ext ipygpumem")
     busy._client.execute("import time; time.sleep(600)")
@@ -459,7 +499,7 @@ def write_broken_recordings(folder: Path) -> None:
 
 
 def test_a_recording_has_each_cell_and_its_error(start: Start, folder: Path) -> None:
-    kernel = start(ON)
+    kernel = start(RECORDER_ON)
     kernel.run("%load_ext ipygpumem")
     (path,) = folder.glob("*-*.jsonl")
     kernel.run("""
@@ -490,7 +530,7 @@ def test_a_recording_has_each_cell_and_its_error(start: Start, folder: Path) -> 
 
 def test_broken_recordings_stop_no_recorder_and_are_none(start: Start, folder: Path) -> None:
     write_broken_recordings(folder)
-    kernel = start(ON)
+    kernel = start(RECORDER_ON)
     assert kernel.run("%load_ext ipygpumem").reports("note") == []
     assert len(list(folder.glob("*-*.jsonl"))) == 1
     for name in ("nowhere.jsonl", "/dev/zero", "0.jsonl", "2.jsonl"):
@@ -498,7 +538,7 @@ def test_broken_recordings_stop_no_recorder_and_are_none(start: Start, folder: P
 
 
 def test_a_full_disk_stops_the_recorder_and_no_cell(start: Start, folder: Path) -> None:
-    kernel = start(ON)
+    kernel = start(RECORDER_ON)
     kernel.run("%load_ext ipygpumem")
     reply = kernel.run(
         """

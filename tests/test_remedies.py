@@ -79,20 +79,28 @@ def test_a_printed_line_frees_its_row(question: str, sees_all: bool, answerers: 
         if f"import {library}" in setup and f"install('{library}')" not in setup:
             needs(library)
             imported = imported or library
+
+    # The case runs in a kernel that has imported its library, and none but that.
     reply = answerers.with_library(imported).ask([name, kind, sees_all])
     assert type(reply) is dict, reply
     outcome = Outcome.from_json(reply)
+
+    # What the report names.
     case = CASES[name]
     if not (case.is_out_of_reach and kind == "object"):
         assert [row.advice for row in outcome.survivors] == [row.advice for row in outcome.rows]
     assert outcome.failures == []
     assert sum(row.size_bytes for row in outcome.rows) == pytest.approx(SIZE_BYTES, rel=0.1)
     assert all(row.advice for row in outcome.rows)
+
+    # Cases without a line have a sentence.
     if case.sentences:
         assert outcome.sentences
         for sentence in outcome.sentences:
             assert sentence.startswith(case.sentences), outcome.sentences
         return
+
+    # In all other cases the lines free everything.
     assert outcome.sentences == []
     assert outcome.alive == 0, outcome.rows
     assert outcome.after == "", outcome.rows

@@ -151,17 +151,24 @@ def test_del_frees_the_size_that_top_and_why_name(
         needs("numpy")
         if notebook.value("__import__('numpy').__version__") < "2":
             pytest.skip("NumPy 1 has no StringDType")
+
+    # What a look imports is not counted below.
     run_cells(
         notebook, setup, "import ipygpumem; y = [bytes(2**20)]; ipygpumem.top()", "%gpumem why y"
     )
     before = notebook.value(RSS)
     run_cells(notebook, make)
     grown = notebook.value(RSS) - before
+    # Else there is too little to compare.
     assert grown > 14 * MIB
+
+    # What both reports say.
     (of_top,) = notebook.value(
         "[(row.size_bytes, row.is_at_least) for row in ipygpumem.top('x').names]"
     )
     of_why = why_record(notebook, "x")
+
+    # What it frees.
     with_x = notebook.value(RSS)
     run_cells(notebook, "del x")
     freed = with_x - notebook.value(RSS)
@@ -277,15 +284,22 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
     run_cells(
         notebook, READ_LEAKS.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup)
     )
+
+    # What the experiment leaves.
     before = notebook.value(RSS)
     run_cells(notebook, experiment(code))
     grown = notebook.value(RSS) - before
+    # Else the tolerance below is too large.
     assert grown > 3 * _OF_MODULES
+
+    # What both reports say of it.
     for rows in (survivor_rows(notebook), leak_rows(notebook)):
         # The line may empty lists inside the object, too, before it deletes the object.
         assert sorted(row.line.rpartition("; ")[2] for row in rows) == sorted(lines)
         assert sum(row.size_bytes for row in rows) == pytest.approx(grown, abs=_OF_MODULES)
     assert notebook.value("sum(one() is not None for one in watched)") == number
+
+    # The lines free it.
     run_cells(notebook, *[row.line for row in rows], "import gc; gc.collect();")
     assert notebook.value("sum(one() is not None for one in watched)") == 0
     assert notebook.value(RSS) - before < _OF_MODULES

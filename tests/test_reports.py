@@ -117,15 +117,21 @@ def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
     holder = ReferencePath("notebook variable best['run3'][0]", line)
     array = RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cuda:0", 32 * MIB)
     survivor = dataclasses.replace(array, holder=holder, cell=7)
+
+    # The rows.
     reports = experiment_reports(experiment(survivors=(survivor,)), "full")
     _, survivors = reports[0].tables
     assert survivors.columns == ("size", "what", "device", "cell", "held by", "to free it")
     assert survivors.rows[0][-1] == line
+
+    # As text and as HTML.
     for width in (60, 100):
         shown = text.render(reports, text.Style(width=width))
         assert max(map(len, shown.splitlines())) <= width
         assert line in shown  # a line to paste is broken last
     assert "del best[&quot;run3&quot;][0]<" in html.render(reports)
+
+    # A long table is folded.
     many = [dataclasses.replace(survivor, name=f"b{number}") for number in range(9)]
     _, table = experiment_reports(experiment(survivors=tuple(many)), "full")[0].tables
     assert table.is_collapsed
@@ -626,6 +632,8 @@ def test_a_bar_is_as_long_as_the_sessions_highest_use_rounded_up() -> None:
         bar = scales.bar(change)
         assert bar is not None
         assert bar.length_bytes == length * GIB
+
+    # Changes that are too small for a bar, and large enough.
     scales.lengthen_for([ram(0, 0, 8000)])
     assert scales.bar(change) is None  # 80 MiB are below 1 % of 12 GiB
     assert scales.bar(ram(1150, 1000, 1150)) is not None  # given back

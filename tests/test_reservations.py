@@ -9,7 +9,7 @@ import ipygpumem
 from ipygpumem.errors import DeviceError
 from tests.alone import printed
 
-FILL = """
+FILL_MEMORY = """
 import ipygpumem, sys
 MIB = 1 << 20
 def fits(size):
@@ -23,7 +23,7 @@ def fits(size):
 
 def in_script(code: str) -> str:
     """Return the output of a script of its own: limits and RSS are those of a process."""
-    return printed("-c", FILL + code).strip()
+    return printed("-c", FILL_MEMORY + code).strip()
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address space are Linux's")

@@ -180,6 +180,7 @@ def test_an_experiment_and_its_last_cell_agree(
     assert record is not None
     assert record.freed == {"cpu": 0}
     last_cell = app.session.history[-1]
+    # What the search set.
     assert record.usages[0].after_bytes == last_cell.usages[0].after_bytes == 17 * MIB
 
 
@@ -191,6 +192,7 @@ def test_the_search_for_survivors_is_no_peak_of_an_experiment(
     record = experiment_with_search.record
     assert record is not None
     (usage,) = record.usages
+    # The search set 17 MiB.
     assert usage.peak_bytes == at_start.peak_bytes < 17 * MIB
 
 
@@ -251,6 +253,8 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
             begun.append(info)
             assert stack.push(info).is_nested == (len(stack.running()) > 1)
             continue
+
+        # An end: of a known cell, of a cell that has ended, of an unknown one, or of any.
         candidates = {"end": begun, "end again": ended}.get(event, [])
         if event == "end none":
             result = None
@@ -263,6 +267,8 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
             assert result is None or cell.info is result.info
             ended.append(cell.info)
         lost += [other.info for other in inside]
+
+    # No cell has ended twice, and each is running, ended or lost.
     gone = [id(info) for info in ended + lost]
     assert len(gone) == len(set(gone))
     assert len(stack.running()) == len(begun) - len(gone)
@@ -292,10 +298,13 @@ def timed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Interacti
 def test_an_experiments_time_sums_its_cells_apart_from_its_span(
     timed: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Three cells take 2 minutes together; an hour passes after each.
     for cell in ("%experiment start main\nwait(20)", "wait(60)", "%%experiment inner\nwait(40)"):
         timed.run_cell(cell)
         timed.user_ns["wait"](3600)
     capsys.readouterr()
+
+    # The last one takes 3 minutes.
     timed.run_cell("""
         wait(180)
         %experiment status
@@ -304,6 +313,8 @@ def test_an_experiments_time_sums_its_cells_apart_from_its_span(
     shown = capsys.readouterr().out
     assert re.search(r"experiment main · 5 min 0 s · span 3 h 5 min", shown)
     assert re.search(r"experiment main · 3 cells · 5 min \d+ s · span 3 h 5 min", shown)
+
+    # The records have the times of the reports.
     times = {
         item.name: (item.duration_seconds, item.span_seconds) for item in ipygpumem.experiments()
     }

@@ -163,11 +163,14 @@ def test_a_handlers_exception_leaves_the_command(
     def action() -> None:
         notebook.run_line_magic(name, line)
 
+    # Counts the calls at which a signal may come.
     begin()
     action()  # imports what is imported on first use
     begin()
     ringing = Ringing(Alarm)
     assert ringing.run(action, 0) is None
+
+    # A signal comes at each of some of them.
     wrong = []
     for turn, number in enumerate(places(ringing.calls, most)):
         begin()
@@ -383,6 +386,7 @@ def struck_at_exit(block: object, *given: object) -> None:
 def test_an_experiment_restores_handlers_after_a_signal(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
+    # Handlers that the experiment has to restore.
     ringing = Ringing(Alarm)
     experiment = ipygpumem.experiment("e", report="none")
     if method == "finish":
@@ -390,6 +394,8 @@ def test_an_experiment_restores_handlers_after_a_signal(
     earlier = signal.signal(signal.SIGALRM, ringing.handler)
     handler = signal.getsignal(signal.SIGALRM)
     hook = sys.unraisablehook
+
+    # The signal comes while it restores them.
     try:
         with monkeypatch.context() as patch:
             patch.setattr(interrupts.reraise_swallowed, "__exit__", struck_at_exit)
@@ -446,11 +452,14 @@ def test_a_handlers_exception_in_our_hooks_is_the_cells(
     def action() -> None:
         results.append(loaded.run_cell(CELLS[name]))
 
+    # Counts the calls at which a signal may come.
     begin()
     action()
     begin()
     ringing = Ringing(Alarm)
     assert ringing.run(action, 0) is None
+
+    # A signal comes at each of some of them.
     wrong = []
     for turn, number in enumerate(places(ringing.calls, most)):
         begin()
@@ -468,6 +477,8 @@ def test_a_handlers_exception_in_our_hooks_is_the_cells(
         errors = f"{error_of_shell!r}, {raised}"
         wrong.append(f"{ringing.error.__name__} at call {number}: {errors}, {names}\n{text}")
     assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)
+
+    # The next cell is well.
     begin()
     assert loaded.run_cell(CELLS[name]).success
 
@@ -550,6 +561,7 @@ def test_a_signal_as_a_cell_ends_keeps_no_object_alive(
     def ring(number: int, frame: object) -> None:
         raise Alarm("rang")
 
+    # Without the collector: no cycle may keep the object.
     monkeypatch.setattr(place, strike)
     earlier = signal.signal(signal.SIGALRM, ring)
     gc.disable()

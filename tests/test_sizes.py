@@ -120,6 +120,7 @@ def test_memory_that_several_objects_share_is_counted_once() -> None:
     text = "x" * (1 << 20)
     sizes = Sizes()
     both = [text, [text], {"again": text}, User(text)]
+    # The text of 1 MiB once; the containers take less than 2,000 bytes.
     assert 1 << 20 < sizes.measure(both).size_bytes < (1 << 20) + 2000
     assert sizes.measure({"again": text}).size_bytes < 2000
     assert sizes.measure(both).size_bytes == 0
@@ -139,6 +140,7 @@ def test_a_tasks_context_has_only_the_values_of_its_own(count: int) -> None:
         assert of_task[variables[0]] is variables[0].get()
         return Sizes().measure(of_task).size_bytes
 
+    # The task's own value of 5 MiB and the nodes of its context; no other value.
     assert 5 << 20 <= contextvars.Context().run(measure) < (5 << 20) + 20_000
 
 
@@ -150,6 +152,7 @@ def test_memory_in_the_only_dict_of_an_object_is_counted_once() -> None:
     ]
     for holder in holders:
         sizes = Sizes()
+        # The array of 1 MiB once; the object and its dict take less than 2,000 bytes.
         assert 1 << 20 < sizes.measure(holder).size_bytes < (1 << 20) + 2000, type(holder)
         sizes.drop()
 
@@ -166,6 +169,7 @@ def test_a_part_that_leads_back_has_no_other_part() -> None:
     size = Sizes().measure(Trainer())
     assert [share.name for share in size.parts] == [".results", ".connector"]
     assert size.parts[1].size_bytes < 10_000  # with its class, which a function has made
+    # The results of 1 MiB; the rest are the objects and their classes.
     assert 1 << 20 < size.size_bytes < (1 << 20) + 20_000
 
 
@@ -180,6 +184,7 @@ def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:
         arrow.array(array),
         arrow.array(array).slice(10).to_numpy(),
     ]
+    # The memory of 1 MiB once; its arrays take less than 5,000 bytes.
     assert 1 << 20 < Sizes().measure(both).size_bytes < (1 << 20) + 5000
     assert 1 << 20 < Sizes().measure(both[::-1]).size_bytes < (1 << 20) + 5000
 
@@ -232,6 +237,7 @@ def test_a_column_of_polars_is_also_in_its_frame() -> None:
 def test_objects_in_a_frame_of_polars_are_counted() -> None:
     polars = pytest.importorskip("polars")
     without_buffers = polars.DataFrame({"things": [object()] * 1000})
+    # A thousand references of 8 bytes.
     assert Sizes().measure(without_buffers).size_bytes > 8000
 
 
@@ -242,6 +248,7 @@ def test_an_unnamed_object_names_objects_that_share_its_memory() -> None:
     small, first, again = (sizes.measure(value, name) for name, value in names.items())
     assert small.also_in == first.also_in == ()
     assert again.also_in == ("first",)
+    # A list of 10,000 references, without the texts.
     assert again.size_bytes < 90_000
 
 
@@ -251,6 +258,7 @@ def test_a_named_object_is_counted_under_its_own_name() -> None:
     sizes = Sizes(names)
     wrapper, own = (sizes.measure(value, name) for name, value in names.items())
     assert wrapper.also_in == ("data",)
+    # The wrapper has only its own bytes, the data its text of 1 MiB.
     assert wrapper.size_bytes < 1000 < 1 << 20 < own.size_bytes
     assert sizes.measure(data, "data").size_bytes == 0
 
@@ -280,6 +288,7 @@ def test_columns_of_polars_are_parts_with_their_memory() -> None:
     )
     size = Sizes().measure(frame)
     parts = {part.name: part.size_bytes for part in size.parts}
+    # Integers of 8 bytes, texts of 100.
     assert parts["a"] == 8 * number
     assert parts["text"] > 100 * number
     assert size.size_bytes == pytest.approx(sum(parts.values()), rel=0.01)
@@ -300,6 +309,7 @@ def test_parts_of_a_frame_are_its_columns() -> None:
     # consolidates them
     parts = {part.name: part.size_bytes for part in Sizes().measure(frame.copy()).parts}
     assert list(parts)[:2] == ["other", "text"]
+    # Ten numbers of 8 bytes.
     assert parts["a"] == parts["b"] >= 80
 
 
@@ -318,6 +328,7 @@ def test_hostile_objects_run_no_code_and_neighbours_are_measured() -> None:
         for value in ([*objects, text], *objects):
             alone = Sizes({"data": value}).measure(value, "data")
         together = Sizes().measure([*objects, text])
+    # A hostile object has only its own bytes; all of them together have the text of 1 MiB.
     assert alone.size_bytes < 3000
     assert 1 << 20 < together.size_bytes < (1 << 20) + 5000
 
@@ -325,6 +336,8 @@ def test_hostile_objects_run_no_code_and_neighbours_are_measured() -> None:
 def test_a_users_subclasses_are_read_without_running_their_code() -> None:
     numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
     arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+
+    # A frame whose block and index are hostile objects; one of polars.
     labels = object.__new__(hostile.Meta("Labels", (pandas.Index,), hostile.body))
     frame = object.__new__(hostile.Meta("Frame", (pandas.DataFrame,), hostile.body))
     other = object.__new__(hostile.Meta("Other", (polars.DataFrame,), hostile.body))
@@ -344,6 +357,7 @@ def test_a_users_subclasses_are_read_without_running_their_code() -> None:
         def __arrow_ext_class__(self) -> type:
             return Words
 
+    # An array of pyarrow whose type is the user's.
     words = arrow.ExtensionArray.from_storage(
         WordType(arrow.int64(), "words"), arrow.array(numpy.ones(1 << 17, "i8"))
     )
@@ -380,6 +394,7 @@ def test_empty_objects_of_libraries_are_measured() -> None:
     ]
     sizes = [Sizes().measure(value) for value in empty]
     assert all(size.complete for size in sizes)
+    # Empty objects of libraries: their metadata.
     assert max(size.size_bytes for size in sizes) < 20_000
 
 
@@ -414,10 +429,13 @@ def test_a_spent_allowance_keeps_the_sizes_read_before() -> None:
     del again
 
 
-MANY = ("[str(n) for n in range(10**5)]", "[{'number': n, 'text': str(n)} for n in range(50_000)]")
+CODE_OF_MANY_OBJECTS = (
+    "[str(n) for n in range(10**5)]",
+    "[{'number': n, 'text': str(n)} for n in range(50_000)]",
+)
 
 
-@pytest.mark.parametrize("code", [*MANY, "dict.fromkeys(range(10**5), 1.5)"])
+@pytest.mark.parametrize("code", [*CODE_OF_MANY_OBJECTS, "dict.fromkeys(range(10**5), 1.5)"])
 def test_no_function_is_called_for_each_object(code: str) -> None:
     size, calls = calls_for(eval(code))
     assert size.size_bytes > 3_000_000

@@ -102,13 +102,21 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: SEGMENTS
     monkeypatch.setitem(sys.modules, "torch", torch)
+
+    # The figures of each device.
     snapshots = allocator.snapshots("cuda")
     first = snapshots["cuda:0"]
     second = snapshots["cuda:1"]
-    assert (first.reserved_bytes, first.allocated_bytes, first.requested_bytes) == (640, 512, 500)
-    assert (first.pending_bytes, sum(first.fragments), first.cached_bytes) == (28, 100, 0)
+    assert first.reserved_bytes == 640
+    assert first.allocated_bytes == 512
+    assert first.requested_bytes == 500
+    assert first.pending_bytes == 28
+    assert sum(first.fragments) == 100
+    assert first.cached_bytes == 0
     assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
-    assert (second.pending_bytes, second.allocated_bytes, second.requested_bytes) == (64, 36, 36)
+    assert second.pending_bytes == 64
+    assert second.allocated_bytes == 36
+    assert second.requested_bytes == 36
     asked: list[Any] = []  # the history of allocations may be long
 
     def note_traces(include_traces: bool = True) -> list[Any]:
@@ -118,6 +126,8 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     torch.cuda.memory_snapshot = note_traces
     assert allocator.snapshots("cuda") == {}
     assert asked == [False]
+
+    # Where CUDA is not in use, nothing is asked.
     unused = torch_with_snapshot(initialized=False)
     unused.cuda.memory_snapshot = lambda **_: pytest.fail("asked")
     for module in (unused, fake_module(), None):
@@ -136,21 +146,24 @@ def expandable(kind: str, *blocks: tuple[float, str]) -> dict[str, Any]:
     }
 
 
-USED = "active_allocated"
-FREE = "inactive"
+IN_USE = "active_allocated"
+UNUSED = "inactive"
 
 
 @pytest.mark.parametrize(
     ("segment", "cached", "gaps", "largest"),
     [
-        (expandable("large", (30, USED), (60, FREE), (30, USED)), 40, 20, 10),
-        (expandable("large", (30, USED), (15, FREE), (35, USED)), 0, 15, 15),
-        (expandable("large", (40, USED), (40, FREE)), 40, 0, 0),
-        (expandable("large", (50, FREE), (50, USED)), 40, 10, 10),
-        (expandable("large", (100, FREE)), 100, 0, 0),
-        (expandable("small", (1.5, USED), (5, FREE), (0.5, USED)), 4, 1, 0.5),
+        (expandable("large", (30, IN_USE), (60, UNUSED), (30, IN_USE)), 40, 20, 10),
+        (expandable("large", (30, IN_USE), (15, UNUSED), (35, IN_USE)), 0, 15, 15),
+        (expandable("large", (40, IN_USE), (40, UNUSED)), 40, 0, 0),
+        (expandable("large", (50, UNUSED), (50, IN_USE)), 40, 10, 10),
+        (expandable("large", (100, UNUSED)), 100, 0, 0),
+        (expandable("small", (1.5, IN_USE), (5, UNUSED), (0.5, IN_USE)), 4, 1, 0.5),
         (
-            {**expandable("large", (30, USED), (60, FREE), (30, USED)), "is_expandable": False},
+            {
+                **expandable("large", (30, IN_USE), (60, UNUSED), (30, IN_USE)),
+                "is_expandable": False,
+            },
             0,
             60,
             60,
@@ -190,12 +203,12 @@ def gap_notes(
 GAPS = {
     "device": 0,
     "address": 1000,
-    "blocks": [{"size": 540, "state": USED}, {"size": 100, "state": FREE}],
+    "blocks": [{"size": 540, "state": IN_USE}, {"size": 100, "state": UNUSED}],
 }
 FEW = {
     "device": 0,
     "address": 1000,
-    "blocks": [{"size": 580, "state": USED}, {"size": 60, "state": FREE}],
+    "blocks": [{"size": 580, "state": IN_USE}, {"size": 60, "state": UNUSED}],
 }
 
 
@@ -253,16 +266,21 @@ def test_cards_are_shown_before_torch_has_used_one(
     driver.processes["GPU-a"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
     # CuPy's or JAX's
     driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]
+
+    # What other processes and other libraries have.
     first, second = findings.reconcile(dict).reconciliations
     assert (first.device, second.device) == ("nvml:0", "nvml:1")
     assert bytes_by_part(first) == {"process -7": 300, "unknown": 400, "free": 300}
     assert first.notes == ("card GPU-a, by the driver's numbers: not used by this process yet",)
     assert bytes_by_part(second) == {"context and libraries": 200, "unknown": 100, "free": 1700}
     assert "not by torch" in second.notes[0]
+
+    # Without the memory of each process.
     driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     first, _ = findings.reconcile(dict).reconciliations
     assert first.notes[0].endswith("the driver does not report whether this process uses it")
 
+    # The driver fails.
     def fail() -> int:
         raise driver.NVMLError("Unknown Error")
 
@@ -348,6 +366,8 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
 
     host = HostProbe()
     result = findings.reconcile(lambda: {"cpu": host.read(detail=True)[0]}, look)
+
+    # The look's own array is not in the reading.
     assert result.readings["cpu"].current_bytes < host.read(detail=True)[0].current_bytes - 32 * MIB
     host.close()
     ram = next(item for item in result.reconciliations if item.device == "cpu")
@@ -355,6 +375,8 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
     if "arrays: other" in parts:  # where the kernel tells which pages are there
         assert parts["arrays: other"] == 64 * MIB
         assert (parts.get("arrays: buffer") or 0) < 4 * MIB
+
+    # The parts of this process add up to it.
     parts_of_process = [
         parts.get(name) or 0
         for name in parts

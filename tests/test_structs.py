@@ -22,12 +22,14 @@ from ipygpumem.heap.kinds.libraries import (
 from ipygpumem.heap.sizes.region import Region
 from ipygpumem.heap.sizes.sizes import Sizes
 
-ROWS = 20_000
+NUMBER_OF_ROWS = 20_000
 
 
 def fill(connection: sqlite3.Connection) -> None:
     connection.execute("create table t (text text)")
-    connection.executemany("insert into t values (?)", (("x" * 1000,) for _ in range(ROWS)))
+    connection.executemany(
+        "insert into t values (?)", (("x" * 1000,) for _ in range(NUMBER_OF_ROWS))
+    )
 
 
 def size_of(item: object) -> int:
@@ -53,7 +55,7 @@ def test_this_pythons_structs_can_be_read() -> None:
 
 def test_reading_a_database_leaves_its_transaction_open(database: sqlite3.Connection) -> None:
     fill(database)
-    assert size_of(database) > ROWS * 1000
+    assert size_of(database) > NUMBER_OF_ROWS * 1000
     assert database.in_transaction
     database.rollback()
     assert database.execute("select count(*) from t").fetchone() == (0,)
@@ -70,7 +72,7 @@ def test_reading_a_database_calls_no_callback(database: sqlite3.Connection) -> N
         return sqlite3.SQLITE_OK
 
     database.set_authorizer(authorize)
-    assert size_of(database) > ROWS * 1000
+    assert size_of(database) > NUMBER_OF_ROWS * 1000
     assert called == []
 
 
@@ -95,7 +97,7 @@ def test_connections_that_share_a_cache_have_one_piece() -> None:
         pieces = [*pieces_behind(first), *pieces_behind(second)]
     by_key = {piece.key: piece.size_bytes for piece in pieces}
     assert len(by_key) == len(pieces) - 1
-    assert ROWS * 1000 < sum(by_key.values()) < ROWS * 1200
+    assert NUMBER_OF_ROWS * 1000 < sum(by_key.values()) < NUMBER_OF_ROWS * 1200
 
 
 def test_a_closed_database_or_stream_has_no_memory() -> None:
@@ -116,6 +118,7 @@ def test_a_database_in_use_by_a_thread_is_not_waited_for(database: sqlite3.Conne
         go_on.wait()
         return value
 
+    # A query that lasts until it is told to go on.
     database.create_function("wait", 1, wait)
     thread = threading.Thread(target=lambda: database.execute("select wait(1)").fetchall())
     thread.start()
@@ -135,6 +138,7 @@ def test_a_stream_is_read_without_changing_its_state() -> None:
     before = size_of(stream)
     stream.write("☃" * 10_000)
     after = size_of(stream)
+    # One byte for each of 10,000 characters, then more for wide ones.
     assert 10_000 < before < 14_000 < after
     assert stream.getvalue() == "x" * 10_000 + "☃" * 10_000
 

@@ -46,6 +46,7 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     assert rows["data"].held_by == ("box",)
     assert rows["data"].remedy == "del data, again"
     assert rows["box"].holds == ("data",)
+    # `data` has 1 MiB; `box` has 2 MiB of its own, without those of `data`.
     assert MIB < rows["data"].size_bytes < 1.01 * MIB < rows["box"].size_bytes < 2.01 * MIB
     report = top_report(LargestNames(tuple(rows.values()), {"cpu": 100 * MIB}, 0.0))
     (table,) = report.tables
@@ -96,6 +97,8 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     }
     for segment in (names["segment"], names["box"][0]):
         segment.buf[:] = bytes(MIB)
+
+    # The remedies.
     rows = take(**names)
     assert rows["segment"].remedy == "del array; segment.close(); segment.unlink()"
     assert rows["box"].remedy == "close() and unlink() its shared memory, then del box"
@@ -103,6 +106,8 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     unlinked.buf[:] = bytes(MIB)
     unlinked.unlink()
     assert take(unlinked=unlinked)["unlinked"].remedy == "del unlinked"
+
+    # They remove the segments.
     left = names["segment"].name
     inside = names["box"][0]
     exec(f"{rows['segment'].remedy}; box[0].close(); box[0].unlink()", names)
@@ -281,6 +286,7 @@ def test_del_of_many_objects_leaves_free_heap_pages_in_top() -> None:
     shell.run_cell("texts = [str(number) * 200 for number in range(100_000)]")
     shell.run_cell("some = texts[::1000]; del texts")
     names = largest_names(shell)
+    # Most of the 100,000 texts, of about 1 kB each.
     assert names.free_heap_bytes > 50 * MIB
     assert names.unnamed_bytes["cpu"] > names.free_heap_bytes
 
@@ -472,14 +478,22 @@ def test_an_output_is_named_and_freed_by_its_line(
         "import ipygpumem; rows = {row.name: row for row in "
         "ipygpumem.top(min_bytes='100KiB').names}"
     )
+
+    # The row of an output.
     row = loaded.user_ns["rows"]["Out[2]"]
-    assert (row.remedy, row.cell, row.parts[0].items) == ("%xdel _2", 2, 4)
+    assert row.remedy == "%xdel _2"
+    assert row.cell == 2
+    assert row.parts[0].items == 4
+
+    # The report of it.
     capsys.readouterr()
     loaded.run_cell("%gpumem top -n 1 --min 100KiB")
     shown = capsys.readouterr().out
     assert "Quiet" in shown
     assert "4 bytes" in shown
     assert "%xdel _2" in shown
+
+    # Its line frees it; the output that was not shown has no row.
     loaded.run_cell("%xdel _2")
     loaded.run_cell("found = [row.name for row in ipygpumem.top(min_bytes='100KiB').names]")
     assert loaded.user_ns["found"] == ["frames"]
@@ -522,6 +536,7 @@ def test_a_place_without_a_name_has_a_row_and_its_line_frees_it(
     loaded.run_cell("fail()")
     row = _row_of(loaded, place)
     assert row is not None
+    # What the cells have put there, and little more.
     assert least_bytes < row.size_bytes < 1.5 * least_bytes
     assert row.freed_bytes is None
     loaded.run_cell(row.remedy)
@@ -568,6 +583,7 @@ def _row_of(shell: InteractiveShell, name: str) -> NamedSize | None:
 def test_a_named_figure_counts_under_its_name(loaded: InteractiveShell) -> None:
     loaded.run_cell(OTHER_PLACES + "figure = plt.gcf()")
     rows = {row.name: row.size_bytes for row in largest_names(loaded).names}
+    # One of three figures, each with an array of 8 MB, has a name.
     assert rows["figure"] > 8_000_000
     assert 2 * 8_000_000 < rows["open figures"] < 3 * 8_000_000
 
@@ -617,6 +633,7 @@ def test_a_displayed_part_of_a_name_has_no_row_of_its_own(loaded: InteractiveShe
     loaded.run_cell("steps[0]", store_history=True)
     loaded.run_cell("(kept, Quiet([bytes(400_000), steps[0]]))[1]", store_history=True)
     rows = {row.name: row for row in largest_names(loaded).names}
+    # Two objects of 400 kB; Out keeps one of them.
     assert rows["steps"].size_bytes > 800_000
     assert rows["steps"].held_by == ("Out[1]", "Out[2]")
     assert rows["steps"].freed_bytes is not None

@@ -165,6 +165,7 @@ def map_as_another_allocator(size: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 @alone
 def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
+    # One text in a hundred stays, so most pages are free.
     blocks = [bytes(3000) for _ in range(40_000)]
     before = own_pages()
     kept = blocks[::100]
@@ -172,14 +173,20 @@ def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
     pages = own_pages()
     assert pages.free_heap_bytes - before.free_heap_bytes == pytest.approx(40_000 * 3000, rel=0.1)
     trim_host_heap()
+    # Of 114 MiB, hardly a page is free after the heap was trimmed.
     assert own_pages().free_heap_bytes < 8 * MIB
+
+    # Memory of another allocator is no free page.
     map_as_another_allocator(32 * MIB)
     assert own_pages().free_heap_bytes < 8 * MIB
     assert pages.data_bytes > 0
+
+    # Threads have stacks.
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(20)]
     for thread in threads:
         thread.start()
+    # At least a page for each thread.
     assert own_pages().stack_bytes >= pages.stack_bytes + 20 * 4096
     done.set()
     del kept

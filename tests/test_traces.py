@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -26,24 +26,32 @@ from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.shell.searches import growth_search
 from ipygpumem.units import MIB
 from tests.alone import printed
-from tests.fakes import FakeProbe
+from tests.fakes import SCRIPT_BYTES, FakeProbe
 from tests.hiding import show_modules
 
 
-def kept_and_peak(record: Any) -> tuple[int, int]:
-    """Return the memory that the host kept, and its peak above the start."""
+class HostUse(NamedTuple):
+    """The memory that the host kept, and its peak above the start."""
+
+    kept_bytes: int
+    peak_bytes: int
+
+
+def host_use(record: Any) -> HostUse:
     (usage,) = record.usages
-    return usage.delta_bytes, usage.peak_delta_bytes
+    return HostUse(usage.delta_bytes, usage.peak_delta_bytes)
 
 
 def test_a_block_is_measured_and_a_line_shows_it(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ipygpumem.trace("load\ndata") as trace:
-        script_memory.spike(5 << 20)
-        script_memory.set(3 << 20)
+        script_memory.spike(5 * MIB)
+        script_memory.set(3 * MIB)
     assert trace.record is not None
-    assert kept_and_peak(trace.record) == ((3 << 20) - 100, (5 << 20) - 100)
+    assert host_use(trace.record) == HostUse(
+        kept_bytes=3 * MIB - SCRIPT_BYTES, peak_bytes=5 * MIB - SCRIPT_BYTES
+    )
     assert ipygpumem.traces() == [trace.record]
     printed = capsys.readouterr().out
     assert printed.startswith("trace load\N{REPLACEMENT CHARACTER}data · ")
@@ -53,18 +61,26 @@ def test_a_block_is_measured_and_a_line_shows_it(
 def test_a_trace_continues_after_a_report_but_not_after_a_reset(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Until the first reset.
     trace = ipygpumem.Trace("epoch").start()
     script_memory.spike(900)
     trace.report("forward")
     script_memory.set(200)
     assert trace.usage()[0].peak_bytes == 900
+
+    # Until the second one, which drops what it has measured, and until the end.
     trace.report_and_reset("backward")
     script_memory.set(250)
     trace.reset()
     script_memory.set(260)
-    assert kept_and_peak(trace.stop()) == (10, 10)
+    assert host_use(trace.stop()) == HostUse(10, 10)
+
+    # The records and lines of the first stretch and the last.
     assert trace.usage() == trace.record.usages  # type: ignore[union-attr]
-    assert [kept_and_peak(record) for record in ipygpumem.traces()] == [(100, 800), (10, 10)]
+    assert [host_use(record) for record in ipygpumem.traces()] == [
+        HostUse(200 - SCRIPT_BYTES, 900 - SCRIPT_BYTES),
+        HostUse(10, 10),
+    ]
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("trace epoch · forward · ")
     assert second.startswith("trace epoch · backward · ")
@@ -103,14 +119,19 @@ def test_coroutines_and_generators_are_measured_until_they_end(script_memory: Fa
         script_memory.set(100 + got)
         return "end"
 
+    # A coroutine.
     assert asyncio.run(wait()) == "done"
-    assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
+    assert host_use(ipygpumem.traces()[-1]) == HostUse(30, 30)
+
+    # A generator that returns.
     generator = produce()
     assert next(generator) == 1
     with pytest.raises(StopIteration) as stopped:
         generator.send(60)
     assert stopped.value.value == "end"
-    assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
+    assert host_use(ipygpumem.traces()[-1]) == HostUse(30, 30)
+
+    # A generator that is closed.
     left = produce()
     next(left)
     left.close()
@@ -118,6 +139,7 @@ def test_coroutines_and_generators_are_measured_until_they_end(script_memory: Fa
 
 
 def test_contradictory_arguments_of_a_loop_are_refused(script_memory: FakeProbe) -> None:
+    # A trace that is not running, and one that is.
     trace = ipygpumem.Trace()
     for call in (trace.stop, trace.usage, trace.report, trace.reset, trace.report_and_reset):
         with pytest.raises(TraceError, match="is not running: start"):
@@ -127,6 +149,8 @@ def test_contradictory_arguments_of_a_loop_are_refused(script_memory: FakeProbe)
         trace.start()
     trace.stop()
     trace.start().stop()
+
+    # Arguments that are no label and no function.
     for wrong in (5, None, b"label"):
         with pytest.raises(TraceError, match="must be a string, not"):
             ipygpumem.trace(wrong)  # type: ignore[call-overload]
@@ -193,9 +217,8 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     )
 
 
-def figures_by_iteration(tracked: Any) -> list[tuple[int | None, int, int]]:
-    records = tracked.records
-    return [(r.iteration, r.usages[0].delta_bytes, r.usages[0].peak_delta_bytes) for r in records]
+def uses_of_iterations(tracked: Any) -> list[tuple[int, HostUse]]:
+    return [(record.iteration, host_use(record)) for record in tracked.records]
 
 
 def test_an_iterations_figures_include_fetching_its_item(script_memory: FakeProbe) -> None:
@@ -207,7 +230,11 @@ def test_an_iterations_figures_include_fetching_its_item(script_memory: FakeProb
     loop = ipygpumem.track(batches(), "epoch", silent=True)
     for number in loop:
         script_memory.spike(200 + number)
-    assert figures_by_iteration(loop) == [(1, 0, 100), (2, 10, 101), (3, 10, 92)]
+    assert uses_of_iterations(loop) == [
+        (1, HostUse(kept_bytes=0, peak_bytes=200 - 100)),
+        (2, HostUse(kept_bytes=10, peak_bytes=201 - 100)),
+        (3, HostUse(kept_bytes=10, peak_bytes=202 - 110)),
+    ]
     assert ipygpumem.traces() == list(loop.records)
     assert {record.label for record in loop.records} == {"epoch"}
 
@@ -222,18 +249,20 @@ def test_a_loop_has_the_length_of_its_iterable_and_can_run_again(script_memory: 
 
 
 def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeProbe) -> None:
+    # A break.
     loop = ipygpumem.track(range(5), silent=True)
     for number in loop:
         script_memory.set(100 + number)
         if number == 1:
             break
-    assert figures_by_iteration(loop) == [(1, 0, 0), (2, 1, 1)]
+    assert uses_of_iterations(loop) == [(1, HostUse(0, 0)), (2, HostUse(1, 1))]
 
     def fails() -> None:
         for number in loop:
             if number == 2:
                 raise KeyError(number)
 
+    # An error of the loop's body.
     with pytest.raises(KeyError, match="2"):
         fails()
     assert [record.iteration for record in loop.records] == [1, 2, 3]
@@ -242,6 +271,7 @@ def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeP
         yield 1
         raise ValueError("source")
 
+    # An error of the iterable.
     with pytest.raises(ValueError, match="source"):
         list(ipygpumem.track(broken(), silent=True))
 

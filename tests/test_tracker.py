@@ -31,17 +31,24 @@ def test_a_call_shows_new_arrays_place_and_totals(
     tracker = ipygpumem.tracker()
     call(tracker)
     capsys.readouterr()
+
+    # One new array of 1 MiB, with a view.
     box = {"array": numpy.ones(MIB // 8)}
     view = box["array"][5:]
     script_memory.spike(9 << 20)
     script_memory.set(3 << 20)
     record = call(tracker, view)
+
+    # The lines that it shows.
     head, title, _, _, row, total = capsys.readouterr().out.splitlines()
     assert head.startswith("tracker 2 · ")
     assert head.endswith(f"{__file__}:{record.line} in {record.function} · RAM +1 MiB")
     assert (title, row.split()[:3]) == ("  added: 1", ["1", "MiB", "größe"])
     assert total.endswith(" in tensors and arrays; RSS 3 MiB, peak 9 MiB since the last call")
+    # The spike since the last call.
     assert record.usages[0].peak_bytes == 9 << 20
+
+    # The array has gone.
     del box, view
     assert [row.size_bytes for row in call(tracker).removed] == [MIB]
 
@@ -75,7 +82,9 @@ def test_a_logger_gets_each_call_with_its_place(
     caplog.set_level(logging.INFO, logger.name)
     record = call(ipygpumem.tracker(logger))
     (entry,) = caplog.records
-    assert (entry.pathname, entry.lineno, entry.levelname) == (__file__, record.line, "INFO")
+    assert entry.pathname == __file__
+    assert entry.lineno == record.line
+    assert entry.levelname == "INFO"
     assert entry.getMessage().startswith("tracker 1 · ")
     call(ipygpumem.tracker(logging.LoggerAdapter(logger, {})))
     assert len(caplog.records) == 2

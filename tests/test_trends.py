@@ -424,11 +424,14 @@ def test_a_named_process_has_a_shorter_line_than_one_in_a_list() -> None:
 
 
 def test_lines_for_data_loaders_can_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The classes by which loaders are known.
     loader = type("DataLoader", (), {})
     iterator = type("_MultiProcessingDataLoaderIter", (), {})
     module = types.ModuleType("torch.utils.data.dataloader")
     vars(module).update(DataLoader=loader, _MultiProcessingDataLoaderIter=iterator)
     monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    # Eight loaders in containers of each kind, each with one child process.
     loaders = []
     for pid in range(1, 9):
         loaders.append(loader())
@@ -442,6 +445,8 @@ def test_lines_for_data_loaders_can_run_one_after_another(monkeypatch: pytest.Mo
         "nested": {"train": [sixth], "test": [(seventh, seventh)], "all": ({"last": eighth}, 1)},
     }
     children = with_endings([child(pid, 1) for pid in range(1, 9)], names)
+
+    # A line for each, which can be run after the ones above it.
     assert endings(children) == [
         "rows[0] = None",
         "rows[1] = None",
@@ -452,6 +457,8 @@ def test_lines_for_data_loaders_can_run_one_after_another(monkeypatch: pytest.Mo
         'nested["test"][0] = None',
         'del nested["all"][0]["last"]',
     ]
+
+    # All lines together free the seven that are watched.
     last = loaders.pop()
     del first, second, third, fourth, fifth, sixth, seventh, eighth, last
     references = [weakref.ref(item) for item in loaders]

@@ -18,7 +18,7 @@ pytestmark = [
     *(pytest.mark.thorough, pytest.mark.timeout(900)),
     pytest.mark.skipif(not find_spec("torch"), reason="the tutorials need torch"),
 ]
-NOISE = 15
+NOISE_MIB = 15
 """MiB by which RSS may differ: what libraries load, and what the heap keeps."""
 SIZE = r"\d(\.\d)? MiB"
 CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
@@ -116,10 +116,12 @@ def test_tutorials_run_and_their_statements_about_cells_are_true(name: str) -> N
         kept = kernel.value(
             "{cell.execution_count: cell.usages[-1].delta_bytes for cell in ipygpumem.history()}"
         )
+
+    # What is said of a cell is true: texts of its reports, or MiB that it kept.
     for number, cell in enumerate(cells, 1):
         for claim in CLAIMS[name].get(cell.id, ()):
             if isinstance(claim, str):
                 assert re.search(claim, texts[cell.id], re.DOTALL), (cell.id, claim, texts[cell.id])
             else:
-                assert kept[number] / MIB == pytest.approx(claim, abs=NOISE), cell.id
+                assert kept[number] / MIB == pytest.approx(claim, abs=NOISE_MIB), cell.id
     assert CLAIMS[name].keys() <= texts.keys()

@@ -11,8 +11,8 @@ from benchmarks.harness.kernel import Kernel
 from tests.steps import experiment, run_cells
 
 SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"
-MADE = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
-RESIZED = textwrap.dedent(
+MAKE_ARRAYS = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
+RESIZE_ARRAYS = textwrap.dedent(
     """\
     found = [weakref.getweakrefs(array) for array in (old, words, *kept)]
     old.resize(1 << 21); words.resize(3)
@@ -35,13 +35,13 @@ FEATURES = [
 
 @pytest.fixture
 def notebook(kernel: Kernel) -> Iterator[Kernel]:
-    run_cells(kernel, SETUP, MADE)
+    run_cells(kernel, SETUP, MAKE_ARRAYS)
     yield kernel
     kernel.run("%experiment end")
 
 
 def resizes(kernel: Kernel, arrays: int = 2) -> bool:
-    return run_cells(kernel, RESIZED).result == str([[]] * arrays)
+    return run_cells(kernel, RESIZE_ARRAYS).result == str([[]] * arrays)
 
 
 def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> None:
@@ -49,7 +49,7 @@ def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> N
     for code in FEATURES:
         run_cells(notebook, code)
         assert resizes(notebook), code
-        run_cells(notebook, MADE)
+        run_cells(notebook, MAKE_ARRAYS)
     run_cells(
         notebook,
         """
@@ -67,7 +67,7 @@ def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> N
         """,
     )
     assert resizes(notebook)
-    run_cells(notebook, MADE)
+    run_cells(notebook, MAKE_ARRAYS)
     assert notebook.run("def f(array): numpy.ones(1 << 55)\nf(old)").error
     assert resizes(notebook)
 

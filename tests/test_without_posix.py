@@ -22,7 +22,7 @@ for module in pkgutil.walk_packages(ipygpumem.__path__, "ipygpumem."):
             assert error.name.partition(".")[0] in ("torch", "anywidget"), error
 del sys.modules["torch"]
 """
-FILL = "rows = []\nwhile True: rows.append(bytearray(2**20))"
+FILL_MEMORY = "rows = []\nwhile True: rows.append(bytearray(2**20))"
 OUT_OF_MEMORY = textwrap.dedent(
     """\
     def f():
@@ -70,7 +70,7 @@ def test_the_extension_works_without_posix(tmp_path: Path) -> None:
         run_quietly(kernel, "%gpumem guard on --limit 250MiB")
         assert (
             "the memory guard stopped the cell"
-            in run_failing(kernel, FILL, "MemoryGuardError").reports("guard")[0]
+            in run_failing(kernel, FILL_MEMORY, "MemoryGuardError").reports("guard")[0]
         )
         run_quietly(kernel, "del rows", "%gpumem guard off")
         assert kernel.value("(x, n)") == ("old", 2)

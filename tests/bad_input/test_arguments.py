@@ -192,6 +192,8 @@ def test_gpumem_alone_shows_a_short_status_a_hint(
     assert " · RAM " in head
     assert largest.strip() == "largest names: big 8 MiB, less 2 MiB, x 8.1 KiB"
     assert "next: %gpumem top" in following
+
+    # The second look shows changes, too.
     loaded.run_cell("del less; new = numpy.ones(1 << 22)")
     capsys.readouterr()
     loaded.run_line_magic("gpumem", "")
@@ -241,7 +243,7 @@ late = 2""").error_in_exec
 
 
 LONG = "x" * 100_000
-MOST = 800
+MOST_CHARACTERS = 800
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ MOST = 800
 def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
     with pytest.raises(GpuMemError) as raised:
         ipygpumem.load(path + end)
-    assert len(str(raised.value)) < MOST
+    assert len(str(raised.value)) < MOST_CHARACTERS
 
 
 def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) -> None:
@@ -271,7 +273,7 @@ def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) ->
     ):
         error = loaded.run_cell(f"ipygpumem.{call}").error_in_exec
         assert type(error).__name__ in ("FileError", "ExperimentError"), (call, error)
-        assert len(str(error)) < MOST, call
+        assert len(str(error)) < MOST_CHARACTERS, call
     for line in (
         *(
             "%gpumem export {long}.json",
@@ -281,7 +283,7 @@ def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) ->
         *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
         "%experiment start a --report {long}",
     ):
-        assert len(refused(loaded, line)) < MOST, line
+        assert len(refused(loaded, line)) < MOST_CHARACTERS, line
 
 
 @pytest.mark.parametrize("value", ["3", "None", "'train'"])

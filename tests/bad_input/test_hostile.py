@@ -342,6 +342,8 @@ def test_cells_and_scopes_work_with_stubs_of_torch_and_numpy() -> None:
                 """,
             )
             assert_goes_on(kernel)
+
+            # A cell's own scope, then an open one in which a cell runs out of memory.
             run_cells(
                 kernel,
                 """

@@ -56,11 +56,9 @@ def test_an_odd_cell_leaves_the_names_and_no_experiment_open(
     (tmp_path / "two.py").write_text("y = 1\n")
     run_cells(notebook, "x = 'old'")
     reply = (run_cells if code in ODD else run)(notebook, code.replace("{0}", str(tmp_path)))
-    assert (notebook.value("x"), user_names(notebook), open_experiments(notebook)) == (
-        "old",
-        ["x"],
-        [],
-    )
+    assert notebook.value("x") == "old"
+    assert user_names(notebook) == ["x"]
+    assert open_experiments(notebook) == []
     if code in ODD:
         assert all(printed in reply.stdout for magic, printed in PRINTED.items() if magic in code)
     assert_goes_on(notebook)
@@ -376,12 +374,16 @@ def test_a_shell_ends_another_shells_scope_only_by_name(subshell: Subshell) -> N
     subshell.works("%experiment start b", "y = 'b'")
     run_cells(notebook, "z = 'a'")
     assert open_experiments(notebook) == ["a", "b"]
+
+    # Without a name, each shell ends only its own.
     run_cells(notebook, "%experiment end")
     assert notebook.value("x") == "old"
     assert set(user_names(notebook)) == {*_OWN, "x", "y"}
     assert open_experiments(notebook) == ["b"]
     reply = notebook.run("%experiment end")
     assert "no experiment is open in this subshell; open elsewhere: 'b'" in reply.stderr
+
+    # With its name, an open scope of the other shell ends, too.
     subshell.works("%experiment end", "%experiment start c", "y = 2")
     run_cells(notebook, "%experiment end c")
     assert set(user_names(notebook)) == {*_OWN, "x"}
@@ -425,6 +427,8 @@ def test_two_shells_scopes_shadow_one_name(
     else:
         run_cells(notebook, "a = 'ours'")
         subshell.works("a = 'theirs'")
+
+    # They end in this or the other order.
     if inner_first == subshell_first:
         run_cells(notebook, "%experiment end")
         subshell.works("%experiment end")

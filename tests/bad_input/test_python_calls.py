@@ -49,5 +49,6 @@ def test_any_wrong_argument_gives_one_short_line(call: Callable[[], object], sai
     with pytest.raises(GpuMemError) as caught:
         call()
     assert said in str(caught.value)
+    # A message of one or two lines, however large the argument.
     assert len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)

@@ -96,6 +96,8 @@ def test_the_film_of_the_readme(lab: Notebook, pictures: Pictures) -> None:
     lab.command("application:toggle-left-area")
     lab.command("statusbar:toggle")
     film = pictures.film(lab.page)
+
+    # Each cell is typed line by line, then run.
     for index, source in enumerate(STORY):
         lab.enter(index)
         lines = source.splitlines()
@@ -111,6 +113,8 @@ def test_the_film_of_the_readme(lab: Notebook, pictures: Pictures) -> None:
         seen, edge = (index, "start") if index == 2 else (index + 1, "end")
         lab.cell(seen).evaluate(f"cell => cell.scrollIntoView({{block: '{edge}'}})")
         film.take((1, 2.5, 4, 4.5)[index])
+
+    # The film is of reports without overlaps.
     failure = lab.reports(2).last
     experiment = lab.reports(3).last
     assert "centred" in failure.inner_text()

@@ -100,6 +100,8 @@ def test_the_panel_survives_an_interrupt_and_a_second_view(opened: Notebook) -> 
     opened.wait(2)
     assert "KeyboardInterrupt" in opened.cell(2).inner_text()
     opened.page.get_by_text("cell 3 · took").wait_for()
+
+    # A second view of the notebook, which is closed again.
     opened.enter(1)
     opened.command("notebook:create-output-view")
     opened.page.locator(PANEL).nth(1).wait_for()
@@ -110,11 +112,15 @@ def test_the_panel_survives_an_interrupt_and_a_second_view(opened: Notebook) -> 
     panel.get_by_text("cell 4 · took").wait_for()
     opened.run(3)
     assert opened.outputs(3).first.inner_text().endswith("True")
+
+    # The panel goes with its output.
     opened.enter(1)
     opened.command("notebook:clear-cell-output")
     panel.wait_for(state="detached")
     opened.run(3)
     assert opened.outputs(3).first.inner_text().endswith("False")
+
+    # A new one has a button to close it.
     opened.run(1)
     panel.get_by_text("cell 7 · took").wait_for()
     panel.get_by_role("button", name="Close the panel").click()
@@ -159,11 +165,15 @@ def test_the_panel_works_in_notebook_7(browser: BrowserContext, tmp_path: Path) 
     page = Notebook(server, browser)
     try:
         page.open(notebook(LOAD, OPEN, BUSY))
+
+        # It shows a cell while it runs and afterwards.
         page.run(0, 1)
         page.complaints.clear()  # Notebook 7.6 stumbles over its own settings while it starts
         panel = starts(page)
         ends(page)
         panel.get_by_text("after cell 3").wait_for()
+
+        # Its button frees memory.
         panel.get_by_role("button", name="Free memory").click()
         panel.get_by_text(re.compile("^freed: RAM")).wait_for()
         assert page.complaints == []
@@ -229,6 +239,8 @@ def test_the_panel_works_by_keyboard(alone: Page) -> None:
         alone.keyboard.press("Tab")
         names.append(alone.evaluate("document.activeElement.getAttribute('aria-label') ?? ''"))
     assert [name.partition(":")[0] for name in names] == ["", "Close the panel", "RAM", "cuda"]
+
+    # Keys move the slider over the curve.
     alone.keyboard.press("ArrowLeft")
     alone.keyboard.press("PageUp")
     alone.get_by_text("11.0 s ago · cell 3").wait_for()
@@ -237,8 +249,12 @@ def test_the_panel_works_by_keyboard(alone: Page) -> None:
         "-11",
         "-60",
     )
+
+    # Escape goes back to the present.
     alone.keyboard.press("Escape")
     alone.get_by_text("cell 3 · took").wait_for()
+
+    # Enter presses the button.
     alone.locator("button").first.focus()
     alone.keyboard.press("Enter")
     assert alone.evaluate("window.sent.at(-1).kind") == "free"
@@ -249,6 +265,7 @@ def test_devices_fill_the_width_next_to_each_other(alone: Page, width: int, colu
     alone.set_viewport_size({"width": width, "height": 700})
     charts = [chart.bounding_box() for chart in alone.locator(".curves").all()]
     assert len({chart["y"] for chart in charts if chart}) == 3 - columns
+    # The charts take the panel's width, and are high enough to be read.
     assert sum(chart["width"] for chart in charts if chart) > 0.85 * width
     assert min(chart["height"] for chart in charts if chart) >= 110
     assert misfits(alone.locator(PANEL)) == []
@@ -323,11 +340,15 @@ def test_the_panel_shows_a_card_during_training_in_both_themes(
     panel = starts(simulated, 3)
     panel.get_by_text("after cell 3").wait_for()
     assert panel.locator(".key").all_inner_texts()[1:] != []
+
+    # Both themes have a picture.
     for _ in range(16):
         simulated.page.wait_for_timeout(1000)  # the picture needs a curve
     for theme, name in ((LIGHT, "panel"), (DARK, "panel-dark")):
         simulated.theme(theme)
         pictures.take(panel, name)
+
+    # The card has all its curves.
     labels = [text.split("\n")[0] for text in panel.locator(".key").all_inner_texts()]
     assert labels == ["RAM", "allocated", "reserved", "used by all"]
     (simulated._server.folder / "go").touch()

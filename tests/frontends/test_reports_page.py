@@ -84,6 +84,7 @@ def reports(page: Notebook) -> list[tuple[int, int]]:
 def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, theme: str) -> None:
     page.theme(theme)
     texts = [text for cell, at in reports(page) for text in contrasts(page.reports(cell).nth(at))]
+    # Else hardly a report was found.
     assert len(texts) > 50
     assert [text for text in texts if text["contrast"] < WCAG_AA] == []
 
@@ -122,6 +123,8 @@ def test_lab_explains_that_a_kernel_was_killed_for_memory(
 
     fatal, told = gallery(died=True)
     before = ("%load_ext ipygpumem", "%gpumem recorder on", "import time\n\nimport numpy as np")
+
+    # The kernel records in a small group, until a cell uses it up.
     with limited_group(600 * MIB) as group:
         lab.open(
             notebook("import os\nos.getpid()", *before, fatal.source, before[0], told.source),
@@ -132,6 +135,8 @@ def test_lab_explains_that_a_kernel_was_killed_for_memory(
         move(int(lab.outputs(0).inner_text().split()[-1]), group)
         lab.run(1, 2, 3)
         lab.enter(4)
+
+        # The next kernel knows the reason.
         lab.press()
         lab.page.get_by_text(re.compile("appears to have died")).wait_for(timeout=90_000)
         lab.page.get_by_role("button", name="Ok", exact=True).click()

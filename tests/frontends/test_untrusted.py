@@ -60,5 +60,6 @@ def test_an_untrusted_notebook_shows_words_tables_and_bars(page: Notebook) -> No
         """output => [...output.querySelectorAll('[title] span')]
             .map(piece => Math.round(piece.getBoundingClientRect().width))"""
     )
+    # Each bar has several pieces.
     assert len(widths) >= 3
     assert all(widths)

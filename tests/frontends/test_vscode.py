@@ -65,12 +65,14 @@ def test_vscode_shows_whole_reports_in_its_colours(opened: Opened, theme: str) -
     bars = outputs.locator("[title] span").evaluate_all(
         "pieces => pieces.map(piece => piece.getBoundingClientRect().width)"
     )
+    # Each bar has several pieces.
     assert len(bars) >= 3
     assert all(bars)
     frame = code.outputs(len(expected))
     # the frame is transparent: VS Code paints this colour behind it
     frame.evaluate("document.body.style.background = 'var(--vscode-editor-background)'")
     texts = contrasts(frame.locator("body"))
+    # Else hardly a report was found.
     assert len(texts) > 50
     assert [text for text in texts if text["contrast"] < WCAG_AA] == []
 

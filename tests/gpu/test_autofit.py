@@ -40,6 +40,8 @@ def test_a_cell_is_halved_until_it_fits(
         size = step(batch_size)
         """,
     )
+
+    # The first of the halves that fits: more than a quarter of the card.
     fitted, size = gpu_kernel.value("batch_size, size")
     assert size == fitted * 64 * MIB
     assert size < card.memory.total < 4 * size
@@ -47,6 +49,8 @@ def test_a_cell_is_halved_until_it_fits(
     run_quietly(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")
     assert allocated(gpu_kernel) - live < MIB
     assert reply.traceback == ""
+
+    # Each try began with the device as it was at the first.
     seen = gpu_kernel.value("seen")
     assert len(seen) >= 3
     assert {before for before, _ in seen} == {seen[0][0]}

@@ -26,6 +26,7 @@ def test_allocations_above_the_budget_are_refused(gpu_kernel: Kernel) -> None:
     assert refusal in reply.reports("experiment")[0]
     run_quietly(gpu_kernel, f"%%experiment fits --budget gpu=1GiB\n{take(0.5)}")
     record = gpu_kernel.value("__import__('ipygpumem').experiments()[-1].budget")
+    # A limit is a fraction of the card, which may be rounded down by a byte.
     assert 2**30 - 1 <= record["cuda:0"] <= 2**30
     run_quietly(gpu_kernel, f"{take(2)}; del x")
 
@@ -35,6 +36,7 @@ def test_cached_memory_counts_against_the_budget(gpu_kernel: Kernel) -> None:
     it gives back.
     """
     run_quietly(gpu_kernel, f"%gpumem free\n{take(3)}; del x")
+    # The allocator has cached all of the deleted tensor.
     assert gpu_kernel.value("torch.cuda.memory_reserved()") >= 3 << 30
     assert (
         gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}").error
@@ -122,6 +124,7 @@ def test_memory_reads_the_card_without_making_a_context(bare_kernel: Kernel) -> 
         "'cuda:0', torch.cuda.memory_allocated(), torch.cuda.memory_reserved()"
     )
     assert bare_kernel.value("m.device, m.allocated_bytes, m.reserved_bytes") == counted
+    # The cache has at least one freed tensor of 64 MiB.
     assert bare_kernel.value("m.free_with_cache_bytes - m.free_bytes") >= 64 << 20
     assert bare_kernel.value("m.total_bytes > m.used_bytes >= m.reserved_bytes") is True
 
@@ -214,10 +217,10 @@ def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
         after = torch.cuda.memory_allocated(0) - before
         """,
     )
-    assert bare_kernel.value("(inner, outer, size, after)") == (
-        (True, False),
-        (True, False),
-        (12345, 12800),
-        0,
-    )
+    # What is left free fits, a little more does not.
+    assert bare_kernel.value("inner") == (True, False)
+    assert bare_kernel.value("outer") == (True, False)
+    # The allocator takes multiples of 512 bytes.
+    assert bare_kernel.value("size") == (12345, 25 * 512)
+    assert bare_kernel.value("after") == 0
     assert bare_kernel.value("said").endswith(": 9.00 TiB cannot stay free")

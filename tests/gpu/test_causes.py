@@ -13,7 +13,7 @@ from tests.gpu.conftest import choose_cards
 from tests.gpu.support import TIDY, cases, other_process, recovery, started_kernel
 from tests.steps import SharedKernel, run, run_failing, run_quietly
 
-GB = """
+DEFINE_GB = """
 import os, torch, ipygpumem
 def gb(size): return torch.empty(int(size * 2**30), dtype=torch.uint8, device="cuda")
 def cause():
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.simulated
 def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedKernel]:
     """A kernel on a card of this module: 24 GiB, of which the driver and the context take 0.65."""
     whole_card = "torch.cuda.set_per_process_memory_fraction(1.0)"
-    shared = SharedKernel(*TIDY, f"{GB}\n{whole_card}; gb(0.01); None", timeout=600)
+    shared = SharedKernel(*TIDY, f"{DEFINE_GB}\n{whole_card}; gb(0.01); None", timeout=600)
     with pytest.MonkeyPatch.context() as patch:
         choose_cards(patch, tmp_path_factory.mktemp("causes"), gib=24)
         yield shared
@@ -51,11 +51,9 @@ def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
 def test_a_request_larger_than_the_card_or_its_free_memory(on_card: Kernel) -> None:
     """More than the card has, and more than is free, say how much too much it is."""
     kind, text, remedy = cause(on_card, "gb(30)")
-    assert (kind, text, remedy) == (
-        "too large",
-        "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in total",
-        "",
-    )
+    assert kind == "too large"
+    assert text == "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in total"
+    assert remedy == ""
     kind, text, remedy = cause(on_card, "model = gb(12)\nx = gb(18)")
     assert (kind, remedy) == ("too much", "")
     assert text == "asked for 18.00 GiB, but 11.35 GiB of cuda:0 were free: 6.65 GiB too much"
@@ -83,15 +81,21 @@ def test_names_of_earlier_cells_hold_the_cards_memory(on_card: Kernel) -> None:
         "cache = {'x': gb(3)}; also = cache",
         "model = gb(10)",
     )
+
+    # One name is enough.
     kind, text, remedy = cause(on_card, "x = gb(8 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history")
     held = f". 4.00 GiB are still held by history from cell {first}, which this cell does not use"
     assert held in text
+
+    # It takes two.
     kind, text, remedy = cause(on_card, "x = gb(12.5 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history, cache, also")
     both = f"history from cell {first} and cache from cell {first + 1}"
     assert f"7.00 GiB are still held by {both}, which" in text
     run_quietly(on_card, remedy, "x = gb(12.5 + 0 * len(model))", "del x")
+
+    # A module holds the memory, too: deleting the name would not free it.
     run_quietly(on_card, "history = [gb(6)]", "import sys; sys.kept = history[0]")
     assert cause(on_card, "x = gb(8 + 0 * len(model))")[0] == "too much"
     run_quietly(on_card, "del sys.kept")
@@ -111,7 +115,7 @@ def test_gaps_in_the_cache_are_each_too_small(on_card: Kernel) -> None:
     run_quietly(on_card, "y = z = None\n%gpumem free")
     variable, _, setting = remedy.rpartition("%env ")[2].partition("=")
     with started_kernel(**{variable: setting}) as kernel:
-        run_quietly(kernel, GB, "gb(0.01); None", code, "big = gb(15)")
+        run_quietly(kernel, DEFINE_GB, "gb(0.01); None", code, "big = gb(15)")
 
 
 def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
@@ -123,12 +127,16 @@ def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
         assert (kind, remedy) == ("process", "end it if it is yours")
         assert f". process {process.pid} (python" in text
         assert ") has 16.40 GiB of it" in text
+
+    # A kernel.
     with started_kernel() as other:
-        run_quietly(other, GB, "x = gb(16)")
+        run_quietly(other, DEFINE_GB, "x = gb(16)")
         kind, text, remedy = cause(on_card, "x = gb(10)")
         assert (kind, remedy) == ("process", "shut that kernel down")
         assert f"process {other.value('os.getpid()')} (" in text
         assert ", of another kernel) has 16.40 GiB of it" in text
+
+        # Neither of two decides alone.
         with other_process(4 * 1024):
             kind, text, _ = cause(on_card, "x = gb(22)")
             assert (kind, "2 other processes have 20.80 GiB of it" in text) == ("process", True)
@@ -144,7 +152,7 @@ def test_limits_refuse_the_request(on_card: Kernel) -> None:
     with started_kernel(
         PYTORCH_CUDA_ALLOC_CONF=asynchronous, PYTORCH_ALLOC_CONF=asynchronous
     ) as other:
-        run_quietly(other, GB)
+        run_quietly(other, DEFINE_GB)
         for kernel in (on_card, other):
             run_quietly(kernel, "torch.cuda.set_per_process_memory_fraction(0.5)")
             kind, text, remedy = cause(kernel, "x = gb(14)")
@@ -181,10 +189,10 @@ wanted = choose.choice([0.3, 1, 4, 8, 12, 20])
 """No function: a function of the notebook that mentions names may be called by anything, so they
 are not blamed.
 """
-FREE = "torch.cuda.empty_cache()"
+EMPTY_CACHE = "torch.cuda.empty_cache()"
 RESET = f"""
 first = second = model = None
-{FREE}
+{EMPTY_CACHE}
 """
 EXPANDABLE = "torch._C._accelerator_setAllocatorSettings('expandable_segments:{}')"
 
@@ -196,7 +204,7 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
     kinds = Counter[str]()
     run_quietly(on_card, RANDOM)
     with started_kernel() as other:
-        run_quietly(other, GB)
+        run_quietly(other, DEFINE_GB)
         for seed in range(cases(100)):
             choose = random.Random(-seed - 1)
             run_quietly(on_card, RESET)
@@ -204,7 +212,7 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
                 other,
                 f"""
                 x = None
-                {FREE}
+                {EMPTY_CACHE}
                 x = gb({choose.choice([0.1, 4, 14])})
                 """,
             )
@@ -220,7 +228,7 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
                 continue
             run_quietly(on_card, RESET + STATE.format(seed))
             if kind == "process":
-                run_quietly(other, f"x = None\n{FREE}")
+                run_quietly(other, f"x = None\n{EMPTY_CACHE}")
             elif kind == "fragmentation":
                 run_quietly(on_card, f"{RESET}\n{EXPANDABLE.format(True)}{STATE.format(seed)}")
             elif kind in ("names", "limit"):

@@ -19,7 +19,7 @@ from tests.gpu.support import (
 )
 from tests.steps import run_quietly
 
-MAKE = """
+DEFINE_MIB = """
 def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')
 """
 
@@ -29,7 +29,7 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
     if the cell fails, too.
     """
     now = "torch.cuda.memory_stats()['allocated_bytes.all.current']"
-    run_quietly(gpu_kernel, MAKE)
+    run_quietly(gpu_kernel, DEFINE_MIB)
     reply = gpu_kernel.run(
         f"""
         before = {now}
@@ -44,7 +44,9 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
     assert reply.error == "ZeroDivisionError"
     usage = cuda_usage(gpu_kernel)
     before, high, after = gpu_kernel.value("(before, high, after)")
-    assert (usage.before_bytes, usage.peak_bytes, usage.after_bytes) == (before, high, after)
+    assert usage.before_bytes == before
+    assert usage.peak_bytes == high
+    assert usage.after_bytes == after
     assert usage.delta_bytes >= 48 * MIB + 12_345_678
     assert usage.peak_delta_bytes == usage.delta_bytes + 160 * MIB
     assert usage.method == "allocator"
@@ -55,7 +57,10 @@ def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
     """If CUDA was used before loading, earlier peaks are not put on the first cell."""
     ready(bare_kernel)
     run_quietly(
-        bare_kernel, f"{MAKE}mib(100); held = mib(20)", "%load_ext ipygpumem", "more = mib(30)"
+        bare_kernel,
+        f"{DEFINE_MIB}mib(100); held = mib(20)",
+        "%load_ext ipygpumem",
+        "more = mib(30)",
     )
     usage = cuda_usage(bare_kernel)
     assert (usage.delta_bytes, usage.peak_delta_bytes) == (30 * MIB, 30 * MIB)
@@ -69,11 +74,15 @@ def test_other_allocators(setting: str, card: Card) -> None:
     """
     with started_kernel(PYTORCH_CUDA_ALLOC_CONF=setting) as kernel:
         ready(kernel)
-        run_quietly(kernel, f"{MAKE}x = mib(64); mib(64); None")
+
+        # A cell's figures.
+        run_quietly(kernel, f"{DEFINE_MIB}x = mib(64); mib(64); None")
         assert (cuda_usage(kernel).delta_bytes, cuda_usage(kernel).peak_delta_bytes) == (
             64 * MIB,
             128 * MIB,
         )
+
+        # An out-of-memory error.
         live = allocated(kernel)
         used = card.settle()
         reply = kernel.run("""
@@ -84,6 +93,8 @@ def test_other_allocators(setting: str, card: Card) -> None:
             """)
         assert reply.error == "OutOfMemoryError"
         assert size_after(rf"freed: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
+
+        # A budget is for one experiment: the end gives all back.
         run_quietly(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
         assert (
             kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error
@@ -91,6 +102,8 @@ def test_other_allocators(setting: str, card: Card) -> None:
         )
         assert allocated(kernel) == live
         assert card.settle() <= used
+
+        # What status shows.
         (status,) = run_quietly(kernel, "y = mib(1536)", "%gpumem status").reports("status")
         assert ("live tensors" if "Async" in setting else "tensors: other") in status
         assert "restart with expandable_segments" not in status
@@ -103,7 +116,7 @@ def test_no_caching(machine: Callable[..., None]) -> None:
     machine(gib=8)
     with started_kernel(PYTORCH_NO_CUDA_MEMORY_CACHING="1") as kernel:
         ready(kernel)
-        run_quietly(kernel, f"{MAKE}x = mib(100)")
+        run_quietly(kernel, f"{DEFINE_MIB}x = mib(100)")
         said = (
             "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
         )
@@ -160,6 +173,7 @@ def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> N
     assert note.startswith("cuda is ready · ")
     used = card.memory.used
     assert abs(size_after(DEVICE, note) - used) <= ROUNDING
+    # A context takes far more.
     assert used - before > 50 * MIB
     assert kernel.value("__import__('torch').cuda.is_initialized()") is True
     figure(f"{note}; the context takes {format_bytes(used - before)}")

@@ -15,7 +15,7 @@ from tests.steps import run_quietly
 
 pytest.importorskip("ipyparallel")
 
-PIN = f"""
+PIN_ENGINES_TO_CARDS = f"""
 import os
 os.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)
 import torch
@@ -30,7 +30,7 @@ def cluster(machine: Callable[..., None], tmp_path: Path) -> Iterator[Kernel]:
     machine(cards=2, gib=8)
     with started_kernel() as kernel:
         start_cluster(kernel, tmp_path)
-        run_quietly(kernel, f"%%px\n{PIN}")
+        run_quietly(kernel, f"%%px\n{PIN_ENGINES_TO_CARDS}")
         yield kernel
         kernel.run("cluster.stop_cluster_sync()")
 
@@ -41,11 +41,15 @@ def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel)
     source += f"if {ID} == 2: torch.empty(2**50, device='cuda')"
     reply = cluster.run(f"%%experiment cards --on all\n{source}")
     assert reply.status == "error"
+
+    # The sums over the engines.
     experiment = last_record(cluster)
     assert [engine["error"] for engine in experiment["engines"]] == ["", "", "OutOfMemoryError", ""]
     assert experiment["ooms"] == 1
     assert experiment["consumed"]["cuda"] == 4 * 64 * MIB
     assert experiment["freed"]["cuda"] == 4 * 64 * MIB, "the failed engine's, too"
+
+    # The figures of each engine.
     for engine in experiment["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cuda:0"]
         assert usage["peak_bytes"] - usage["before_bytes"] == 64 * MIB

@@ -96,6 +96,8 @@ def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -
                 reset_at = tensors.mark
             case "empty":
                 tensors.empty_cache()
+
+        # The user's own marks.
         assert torch.cuda.max_memory_allocated() == max(tensors.allocated[reset_at:])
         assert torch.cuda.max_memory_reserved() == max(tensors.reserved[reset_at:])
     figure(f"{checked} spans' peaks and 1,200 of the user's readings: none off by a byte")

@@ -12,7 +12,7 @@ from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.gpu.support import DEVICE, Card, other_process, ready, script, started_kernel
 from tests.steps import run_quietly
 
-READ = """
+READ_CARDS = """
 import json, torch
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.nvml import Nvml
@@ -27,7 +27,9 @@ def readings(visible: str) -> list[dict[str, Any]]:
     """Return the readings in a process that sees only ``visible`` and holds 512 MiB on its first
     device.
     """
-    return script(READ, env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    return script(
+        READ_CARDS, env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    )
 
 
 def _is_that_of(card: Card, visible: str) -> None:
@@ -60,6 +62,7 @@ def test_a_slice_of_a_card(machine: Callable[..., None]) -> None:
         (beside,) = readings(SLICE.format(1))
         (same,) = readings(SLICE.format(0))
     assert beside["total_bytes"] == same["total_bytes"] == 8 * GIB
+    # The neighbour has its own context only; the process has 700 MiB and another context.
     assert 512 * MIB <= beside["used_bytes"] < 700 * MIB + GIB
     assert 700 * MIB <= same["used_bytes"] - beside["used_bytes"] < 2 * GIB
 
@@ -76,7 +79,7 @@ def test_a_slice_without_a_name(machine: Callable[..., None]) -> None:
     assert reading["other_bytes"] is None
 
 
-HOLD = """
+HOLD_MEMORY_IN_CHILD = """
 import os, subprocess, sys
 code = "import torch; x = torch.zeros(700 << 20, dtype=torch.uint8, device='cuda'); print('holding', flush=1); input()"
 job = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"},
@@ -95,7 +98,7 @@ def test_memory_of_a_child_process_on_a_card_is_listed(
     """
     machine(cards=2, **({} if processes == "listed" else {"processes": processes}))
     with started_kernel() as kernel:
-        run_quietly(kernel, HOLD)
+        run_quietly(kernel, HOLD_MEMORY_IN_CHILD)
         pid = kernel.value("job.pid")
         for device in ("nvml:1", DEVICE[:-1] + "1"):  # the kernel uses no card yet; then it does
             (status,) = run_quietly(kernel, "%gpumem status").reports("status")
@@ -104,6 +107,7 @@ def test_memory_of_a_child_process_on_a_card_is_listed(
                 for line in status[status.index("child processes, by") :].splitlines()
                 if f" {pid} " in line
             ]
+            # Only a driver that lists processes can tell.
             if processes == "listed":
                 size = re.search(rf"{device} ([\d.]+ [MG]iB)", row)
                 assert size is not None, row

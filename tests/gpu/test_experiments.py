@@ -49,11 +49,9 @@ def test_an_experiment_frees_its_memory_on_the_card(
     usage = next(usage for usage in record.usages if usage.device == DEVICE)
     assert record.consumed[DEVICE] == record.freed[DEVICE] >= GIB + 128 * MIB
     # The loop's largest blocks, of 508 and 472 MiB, were alive at once.
-    assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (
-        live,
-        0,
-        GIB + (508 + 472) * MIB,
-    )
+    assert usage.before_bytes == live
+    assert usage.delta_bytes == 0
+    assert usage.peak_delta_bytes == GIB + (508 + 472) * MIB
     figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")
 
 

@@ -23,7 +23,7 @@ def smallest(device):
 found = search(PLAIN, "950MiB")
 print(json.dumps({trial.title: [trial.changes[0].line, smallest(trial.device)] for trial in found.trials}))
 """  # noqa: E501
-RUN = """
+RUN_TRAINING = """
 import json
 from tests.fit_cells import BY_HAND
 cell = BY_HAND[TITLE].replace("LINE", LINE).replace("= Net()", "= Net().cuda()")
@@ -40,10 +40,11 @@ def test_each_change_fits_on_a_card_of_the_size_that_is_said(
     machine: Callable[..., None], figure: Callable[[str], None]
 ) -> None:
     lines_and_sizes = script(SEARCH, env={"CUDA_VISIBLE_DEVICES": ""})
+    # Else hardly a change was tried.
     assert len(lines_and_sizes) >= 4
     for title, (line, mib) in lines_and_sizes.items():
         machine(gib=mib / 1024)
-        assert script(f"TITLE, LINE = {title!r}, {line!r}\n{RUN}") == [True, True], title
+        assert script(f"TITLE, LINE = {title!r}, {line!r}\n{RUN_TRAINING}") == [True, True], title
     figure(f"with {', '.join(lines_and_sizes)}, a step ran on the smallest card on which it fits")
 
 
@@ -92,7 +93,9 @@ def test_lines_for_ten_models_run_in_the_memory_that_is_said(
     rows, models, enough, too_little = script(LINES_OF_MODELS, env=environment)
     wrong = [title for title, said, ran in rows if said != "fits" or not ran]
     assert wrong == []
-    assert (models, enough, too_little) == (10, True, False)
+    assert models == 10
+    assert enough is True
+    assert too_little is False
     figure(f"{len(rows)} lines for {models} models")
 
 

@@ -47,16 +47,19 @@ def test_a_purge_of_a_fragmented_card(
         run_quietly(kernel, FRAGMENTED)
         before = allocated(kernel)
         run_quietly(kernel, "torch.cuda.empty_cache()")
-        assert kernel.value("fits(), right()") == (False, True)
+        assert kernel.value("fits()") is False
+        assert kernel.value("right()") is True
+
+        # After a purge there is room, and the model is the same.
         run_quietly(kernel, "ids = [id(w) for w in many.weights]\nrecord = ipygpumem.purge(many)")
-        assert kernel.value("fits(), right(), ids == [id(w) for w in many.weights]") == (
-            True,
-            True,
-            True,
-        )
+        assert kernel.value("fits()") is True
+        assert kernel.value("right()") is True
+        assert kernel.value("ids == [id(w) for w in many.weights]") is True
         assert allocated(kernel) == before
         figure(kernel.value("str(record)").splitlines()[-1])
         assert kernel.value("record.before['cuda:0'] - record.after['cuda:0'] > 4 << 30") is True
+
+        # The card is filled while a second purge brings the model back: at the fifth of its pieces.
         run_quietly(
             kernel,
             """
@@ -72,10 +75,8 @@ def test_a_purge_of_a_fragmented_card(
         reply = kernel.run("record = ipygpumem.purge(many)")
         assert reply.status == "ok"
         assert "stay on the host: they did not fit back (CUDA out of memory" in reply.stderr
-        assert kernel.value("record.is_on_host, {w.device.type for w in many.weights}") == (
-            True,
-            {"cpu"},
-        )
+        assert kernel.value("record.is_on_host") is True
+        assert kernel.value("{w.device.type for w in many.weights}") == {"cpu"}
         assert kernel.value("right()") is True
 
 

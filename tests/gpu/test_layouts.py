@@ -6,7 +6,7 @@ import pytest
 
 from tests.gpu.support import script
 
-CODE = """
+COMPARE_LAYOUTS = """
 import json
 import torch
 from torch.nn import functional as F
@@ -135,13 +135,13 @@ for (name, _, make, is_reversed), real, fake in zip(steps, by_step(mode.results)
                 different.append([name, make.__name__, is_reversed, func, on_card, in_estimate])
 print(json.dumps([len(steps), different]))
 """  # noqa: E501
-LEAST = 200
+LEAST_COMPARED = 200
 """Steps that must run on the card."""
 
 
 @pytest.mark.simulated
 def test_results_have_the_strides_that_they_have_on_a_card() -> None:
     """Forward and backward of functions, with inputs and gradients of several layouts."""
-    compared, different = script(CODE)
-    assert compared >= LEAST
+    compared, different = script(COMPARE_LAYOUTS)
+    assert compared >= LEAST_COMPARED
     assert different == [], json.dumps(different[:5])

@@ -60,6 +60,8 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     assert copy[0] == 0
     assert SIZE - 0.1 <= copy[1] <= UNSPLIT
     assert in_place == [0, 0]
+
+    # The lines of a function.
     run_quietly(
         kernel, "torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()"
     )
@@ -82,6 +84,8 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     views, every dtype, and a tensor replaced by another of its shape; memory that only a graph
     keeps is in no tensor.
     """
+
+    # Two ways to list tensors: a tracker, and inventories.
     run_quietly(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
     run_quietly(
         gpu_kernel,
@@ -90,6 +94,8 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     )
     run_quietly(gpu_kernel, "listed = ipygpumem.tensors(device='cuda')")
     live = allocated(gpu_kernel)
+
+    # New tensors.
     run_quietly(
         gpu_kernel,
         "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)",
@@ -105,9 +111,13 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     run_quietly(gpu_kernel, "diff = ipygpumem.diff(listed, ipygpumem.tensors(device='cuda'))")
     assert gpu_kernel.value("rows(diff.added), sum(r.aliases for r in diff.added)") == (expected, 1)
     assert gpu_kernel.value("diff.changed_bytes") == {DEVICE: allocated(gpu_kernel) - live}
+
+    # A tensor replaced by another of its shape.
     run_quietly(gpu_kernel, "old, x, view = x, mib(64), None\ndel old; third = t.track()")
     assert gpu_kernel.value("[rows(third.added), rows(third.removed)]") == [[("x", 64)]] * 2
     assert gpu_kernel.value("figures(third.usages)") == (0, 64)
+
+    # Memory that only a graph keeps.
     run_quietly(
         gpu_kernel,
         "leaf = torch.ones(8 << 18, device='cuda', requires_grad=True)\nout = (leaf.exp() * "
@@ -151,4 +161,5 @@ def test_a_glance_does_not_wait_for_queued_kernels(
     figure(
         f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued"
     )
+    # It does not wait until the kernels have run.
     assert glance < rest / 4

@@ -124,7 +124,7 @@ OPERATORS = {
     "trace": "T(N, N).trace()",
     "irfft": "torch.fft.irfft(torch.fft.rfft(fixed(N, N).float()))",
 }
-CODE = """
+COMPARE_OPERATORS = """
 import gc, json, sys
 import torch, ipygpumem
 from torch.nn import functional as F
@@ -189,7 +189,7 @@ def test_operators_own_memory_is_counted_with_and_without_a_card(
     """The estimated peak of each operator, forward and backward, is the allocator's, also where no
     card is visible.
     """
-    code = f"OPERATORS = {json.dumps(OPERATORS)}\nSAMPLES = {SAMPLES}\n{CODE}"
+    code = f"OPERATORS = {json.dumps(OPERATORS)}\nSAMPLES = {SAMPLES}\n{COMPARE_OPERATORS}"
     here = script(code)
     hidden = script(code, env={"CUDA_VISIBLE_DEVICES": ""})
     errors = {

@@ -57,6 +57,7 @@ def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) ->
     )
     memory = look(kernel)
     assert size(memory, "tensors: other") >= 64 * MIB
+    # The result of exp(), in a segment that may be larger.
     assert 64 * MIB <= size(memory, "autograd or C++ code") < 80 * MIB
     run_quietly(kernel, "loss = loss.item()")
     assert size(look(kernel), "autograd or C++ code") < 16 * MIB
@@ -68,6 +69,7 @@ def test_workspaces_of_cublas_have_their_own_part(kernel: Kernel) -> None:
     """
     run_quietly(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
     (part,) = [part for part in look(kernel).parts if part.name == "autograd or C++ code"]
+    # A workspace of cuBLAS has 4 MiB at least.
     assert (part.size_bytes or 0) >= 4 * MIB
     assert "cuBLAS" in part.advice
     run_quietly(kernel, "%gpumem free")
@@ -100,6 +102,7 @@ def test_many_gaps(kernel: Kernel) -> None:
     run_quietly(
         kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x", SPREAD
     )
+    # Nearly nothing: gaps between tensors cannot be given back.
     assert given_back(kernel)[1] < 20 * MIB
     assert ADVICE in run_quietly(kernel, "%gpumem status").reports("status")[0]
     run_quietly(
@@ -243,11 +246,14 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
     assert re.search(r"cuda:0 \+64 MiB", line)
     assert re.search(r"cupy:0 \+256 MiB", line), line
     memory = look(kernel)
+    # What the cell has taken from the pool and from torch.
     assert size(memory, "CuPy: in use") == 256 * MIB
     assert size(memory, "tensors: other") >= 64 * MIB
     assert abs(size(memory, "context") - before) <= ROUNDING, (
         "the pool is not counted as the context's"
     )
+
+    # The pool keeps what its user has let go of, until it is emptied.
     run_quietly(kernel, "pool.let_go()")
     assert (size(look(kernel), "CuPy: in use"), size(look(kernel), "CuPy: pool's rest")) == (
         0,

@@ -53,6 +53,8 @@ def test_an_out_of_memory_error(
     reply = gpu_kernel.run("out = train(4096)")
     assert reply.error == "OutOfMemoryError"
     text = recovery(reply)
+
+    # The rows of the report.
     rows = [" ".join(line.split()) for line in text.splitlines()]
     expected = [
         r"512 MiB train \d+ model Tensor 128 × 1024 × 1024 float32 cuda:0",
@@ -64,6 +66,8 @@ def test_an_out_of_memory_error(
     assert len(listed) == len(expected), f"one storage, listed twice, in\n{text}"
     for pattern, row in zip(expected, listed, strict=True):
         assert re.fullmatch(pattern, row), f"no {pattern!r} in\n{text}"
+
+    # What was asked for and was free, and what has come back.
     assert size_after("asked for", text) == 4 * TIB
     assert (
         abs(size_after(rf"free: [^·]*{DEVICE}", text) - gpu_kernel.value("free_before")) <= ROUNDING
@@ -185,6 +189,8 @@ def test_an_oom_in_a_phase(training: Kernel) -> None:
         assert {("train", "model"), ("step_of", "batch")} <= named(told)
         assert adds_up(told), told
         assert "optimizer state is incomplete" not in told  # that optimizer is gone
+
+    # A model and an optimizer of the notebook's own.
     run_quietly(
         training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
     )
@@ -235,9 +241,13 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
         kernel,
         "%experiment start kept\nx = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')",
     )
+
+    # The report.
     text = recovery(break_context(kernel))
     assert "Restart the kernel" in text
     figure(text.splitlines()[0])
+
+    # What needs no device.
     for command in ("leaks", "tensors", "status"):
         reply = kernel.run(f"%gpumem {command}")
         assert reply.status == "ok", reply.traceback
@@ -246,6 +256,8 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
     code = "[(row.size_bytes, row.note) for row in __import__('ipygpumem').tensors('x').tensors]"
     ((size, note),) = kernel.value(code)
     assert size == 64 * MIB or note.startswith("could not be read")
+
+    # A budget, and commands that measure.
     reply = run_quietly(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
     assert reply.stdout == "it ran\n"
     refused = "budget: no device can be limited" in reply.reports("experiment")[0]

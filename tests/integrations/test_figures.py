@@ -122,6 +122,7 @@ def test_a_picture_is_readable_on_a_light_and_on_a_dark_page(page: str) -> None:
     buffer.seek(0)
     assert plt.imread(buffer)[0, 0, 3] == 0  # the page shows through
     for text in figure.findobj(Text):
+        # Text needs a higher contrast than areas.
         assert contrast(text.get_color(), page) > 4
     assert min(contrast(colour, page) for colour in (PEAK, IN_USE, OUT_OF_MEMORY)) > 3
 
@@ -134,11 +135,14 @@ def test_the_users_matplotlib_style_is_kept() -> None:
 
 
 def test_the_peak_has_one_colour_everywhere() -> None:
+    # The charts of a session, of experiments, and of a peak.
     session = figures.session(made_up(20)).axes[-1]
     runs = figures.experiments([experiment()]).axes[-1]
     points = (PeakPoint(0.0, {"data": 1}), PeakPoint(1.0, {"data": GIB}))
     device = DevicePeak("cpu", "storages", GIB, 1.0, curve=points)
     of_peak = PeakRecord((device,), 1.0).picture().axes[0]
+
+    # The colours of what is called a peak, and of the rest.
     colours = set()
     for axes in (session, runs):
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -159,6 +163,7 @@ def test_sessions_of_any_length_are_drawn_in_steps(number: int) -> None:
     line = ram.lines[0].get_xydata().tolist()  # type: ignore[union-attr]  # it has data
     assert all(one[0] == other[0] or one[1] == other[1] for one, other in itertools.pairwise(line))
     assert line[-1] == [pytest.approx(strip.get_xlim()[1]), cells[-1].usages[0].after_bytes]
+    # A picture has the last 2,000 cells; short sessions have no cell that ran out of memory.
     assert ("(500 earlier left out)" in figure.summary) == (number == 2500)
     assert ("out of memory" in texts(figure)) == (number >= 9)
     # one has no experiment, and 2500 have no room for a name
@@ -250,6 +255,8 @@ def test_plot_without_matplotlib_names_the_package_to_install(
 
 def test_given_records_are_drawn_without_the_extension() -> None:
     cells, run = made_up(12), experiment(cells=tuple(made_up(4)))
+
+    # Records of a session, as a list or whole, and one record alone.
     for source in ([*cells, run], SessionRecord(0.0, tuple(cells), (run,))):
         assert ipygpumem.plot.session(source, last=5).summary.startswith(
             "memory over the session · 5 cells (7 earlier"
@@ -257,11 +264,15 @@ def test_given_records_are_drawn_without_the_extension() -> None:
         assert ipygpumem.plot.experiments(source, device="RAM").summary.startswith("1 experiment")
     assert "4 cells" in ipygpumem.plot.session(run).summary
     assert "cuda:0 · " in ipygpumem.plot.devices([reconciliation()]).summary
+
+    # Wrong arguments.
     for wrong in (7, "history", [1, 2]):
         with pytest.raises(PlotError, match="pass records of cells and experiments"):
             ipygpumem.plot.session(wrong)
     with pytest.raises(PlotError, match="an experiment inside one cell has no cells of its own"):
         ipygpumem.plot.session(experiment(cells=()))
+
+    # Without records, the extension is needed.
     with pytest.raises(
         NotLoadedError, match=r"run the script as ipython --ext ipygpumem SCRIPT\.py$"
     ):

@@ -367,6 +367,8 @@ def test_a_callback_added_in_a_training_numbers_its_epochs(
     trained.trainer.args.num_train_epochs = 3
     if case == "no length":
         trained.trainer.args.max_steps, trained.trainer.train_dataset = 6, Endless()
+
+    # The first epoch has begun without the callback.
     trained.train()
     assert [number for label, number, _ in records()[before:] if label == "epoch"] == [2, 3]
 

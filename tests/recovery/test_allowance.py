@@ -25,10 +25,10 @@ from ipygpumem.units import MIB
 from tests.recovery.cases import report_of_recovery
 from tests.steps import run_cells, run_failing
 
-PLENTY = 1 << 40
+PLENTY_OF_BYTES = 1 << 40
 
 
-def allowance_of(ticks: int, available: Callable[[], int] = lambda: PLENTY) -> Allowance:
+def allowance_of(ticks: int, available: Callable[[], int] = lambda: PLENTY_OF_BYTES) -> Allowance:
     """Return an allowance whose clock advances by one with each reading."""
     clock = itertools.count()
     return Allowance(ticks, clock=lambda: next(clock), available=available)
@@ -55,7 +55,7 @@ def test_a_share_ends_before_the_whole_and_with_it() -> None:
 
 
 def test_too_little_memory_ends_an_allowance_at_once_or_later() -> None:
-    left = [PLENTY]
+    left = [PLENTY_OF_BYTES]
     allowance = allowance_of(1000, lambda: left[0])
     share = allowance.share(2)
     assert not share.is_spent()
@@ -84,22 +84,24 @@ def nested(levels: int) -> object:
     return inner
 
 
-MANY = 200_000
+NUMBER_OF_ITEMS = 200_000
 LARGE: dict[str, Callable[[], object]] = {
-    "references": lambda: [None] * (10 * MANY),
-    "small lists": lambda: [[] for _ in range(MANY)],
-    "rows": lambda: [[number] for number in range(MANY)],
-    "tuple": lambda: tuple([] for _ in range(MANY)),
-    "dict": lambda: {number: [] for number in range(MANY)},
-    "nested dicts": lambda: nested(MANY // 4),
-    "defaultdict": lambda: defaultdict(list, {number: [] for number in range(MANY)}),
-    "ordered dict": lambda: OrderedDict((number, []) for number in range(MANY)),
-    "counter": lambda: Counter(range(MANY)),
-    "set": lambda: {(number,) for number in range(MANY)},
-    "deque": lambda: deque([] for _ in range(MANY)),
-    "own list": lambda: OwnList([] for _ in range(MANY)),
-    "objects": lambda: [Plain([]) for _ in range(MANY)],
-    "object array": lambda: np.array([[number] for number in range(MANY)] + [None], dtype=object),
+    "references": lambda: [None] * (10 * NUMBER_OF_ITEMS),
+    "small lists": lambda: [[] for _ in range(NUMBER_OF_ITEMS)],
+    "rows": lambda: [[number] for number in range(NUMBER_OF_ITEMS)],
+    "tuple": lambda: tuple([] for _ in range(NUMBER_OF_ITEMS)),
+    "dict": lambda: {number: [] for number in range(NUMBER_OF_ITEMS)},
+    "nested dicts": lambda: nested(NUMBER_OF_ITEMS // 4),
+    "defaultdict": lambda: defaultdict(list, {number: [] for number in range(NUMBER_OF_ITEMS)}),
+    "ordered dict": lambda: OrderedDict((number, []) for number in range(NUMBER_OF_ITEMS)),
+    "counter": lambda: Counter(range(NUMBER_OF_ITEMS)),
+    "set": lambda: {(number,) for number in range(NUMBER_OF_ITEMS)},
+    "deque": lambda: deque([] for _ in range(NUMBER_OF_ITEMS)),
+    "own list": lambda: OwnList([] for _ in range(NUMBER_OF_ITEMS)),
+    "objects": lambda: [Plain([]) for _ in range(NUMBER_OF_ITEMS)],
+    "object array": lambda: np.array(
+        [[number] for number in range(NUMBER_OF_ITEMS)] + [None], dtype=object
+    ),
 }
 WITH_LONG_CONTAINER = {name: make for name, make in LARGE.items() if name != "nested dicts"}
 
@@ -160,6 +162,7 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
     assert held_memory.cut is not None
     assert held_memory.cut.reason == "time"
     assert 1 <= held_memory.cut.uncounted <= held_memory.cut.names == 2
+    # Each step checks the allowance of 60 once.
     assert len(steps) <= 60
     release(error)
 
@@ -198,6 +201,7 @@ def test_a_walk_copies_no_long_container_as_a_whole(
     value = make()
     monkeypatch.setattr(gc, "get_referents", noted)
     search(value)
+    # Half of the items of a long container.
     assert max(lengths) <= 100_000
 
 
@@ -218,6 +222,7 @@ def fail(depth=2000):
         sys.setrecursionlimit(limit)
     held_memory = listing.held_by_frames(error, {}, allowance_of(100))
     assert held_memory.cut is not None
+    # Each of the 2,001 frames has a name.
     assert held_memory.cut.names > 2001
     assert len(steps) <= 100
     assert len(plain_locals(error)) == 12
@@ -297,13 +302,13 @@ def test_a_complete_list_says_nothing_of_a_cut() -> None:
 
 # -- in a notebook ------------------------------------------------------------------------------
 
-SPEND = """
+SPEND_ALLOWANCE = """
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.shell import recovery
 allowance = recovery.Allowance
 recovery.Allowance = lambda *_: Allowance({seconds}, available=lambda: {available})
 """
-HEAVY = """
+FAIL_WITH_MANY_ROWS = """
 def fail():
     batch = big(16)
     rows = [None] * (4 << 17)
@@ -317,8 +322,8 @@ def restored(kernel: Kernel) -> None:
 
 
 def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> None:
-    run_cells(notebook, SPEND.format(seconds=100, available=0))
-    text = report_of_recovery(notebook, HEAVY.format(error="MemoryError"))
+    run_cells(notebook, SPEND_ALLOWANCE.format(seconds=100, available=0))
+    text = report_of_recovery(notebook, FAIL_WITH_MANY_ROWS.format(error="MemoryError"))
     restored(notebook)
     assert "held by the traceback, at least" in text
     assert "16 MiB   fail" in text
@@ -327,14 +332,16 @@ def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> Non
         "not everything was counted: listing stopped, because little memory was left; 2 of 2 locals"
         in text
     )
-    assert "not everything" not in report_of_recovery(notebook, HEAVY.format(error="MemoryError"))
+    assert "not everything" not in report_of_recovery(
+        notebook, FAIL_WITH_MANY_ROWS.format(error="MemoryError")
+    )
 
 
 def test_the_line_of_another_error_says_at_least(notebook: Kernel) -> None:
-    run_cells(notebook, SPEND.format(seconds=100, available=0))
-    line = run_failing(notebook, HEAVY.replace("16", "40").format(error="ValueError")).reports(
-        "cell"
-    )[-1]
+    run_cells(notebook, SPEND_ALLOWANCE.format(seconds=100, available=0))
+    line = run_failing(
+        notebook, FAIL_WITH_MANY_ROWS.replace("16", "40").format(error="ValueError")
+    ).reports("cell")[-1]
     restored(notebook)
     assert "still hold at least 44 MiB" in line
 

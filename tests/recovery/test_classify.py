@@ -80,7 +80,9 @@ def test_an_out_of_memory_error_of_any_library_is_known(
     kind = getattr(builtins, name, None) or _named(name, getattr(builtins, base or "RuntimeError"))
     error = kind(text)
     failure = classify(error)
-    assert (failure.kind, failure.requested_bytes, failure.poisoned) == ("oom", requested, False)
+    assert failure.kind == "oom"
+    assert failure.requested_bytes == requested
+    assert failure.poisoned is False
     wrapped = ValueError("training failed")
     wrapped.__context__ = error
     assert classify(wrapped).kind == "oom"
@@ -102,7 +104,9 @@ def test_an_out_of_memory_error_of_any_library_is_known(
 )
 def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
     failure = classify(error)
-    assert (failure.kind, failure.requested_bytes, failure.poisoned) == ("error", None, False)
+    assert failure.kind == "error"
+    assert failure.requested_bytes is None
+    assert failure.poisoned is False
 
 
 @pytest.mark.parametrize("name", ["RuntimeError", "AcceleratorError"])

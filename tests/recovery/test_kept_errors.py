@@ -26,9 +26,11 @@ def fail(size=4):
     local = big(size)
     raise MemoryError("out of memory")
 """
-LINE = re.compile(r"^ *(the (?:last )?error.* still holds .*)\. To free it: (.*)$", re.MULTILINE)
+LINE_OF_REPORT = re.compile(
+    r"^ *(the (?:last )?error.* still holds .*)\. To free it: (.*)$", re.MULTILINE
+)
 
-LAST = {
+FAILING_CODE = {
     "an argument": """
 raise TooLarge("out of memory", big())
 """,
@@ -99,10 +101,10 @@ raise TooLarge("out of memory", [str(number) for number in range(100_000)], big(
 """,
 }
 if sys.version_info >= (3, 11):
-    LAST["a member of a group"] = """
+    FAILING_CODE["a member of a group"] = """
 raise ExceptionGroup("both", [KeyError(), TooLarge(big())])
 """
-    LAST["a note of an error"] = """
+    FAILING_CODE["a note of an error"] = """
 error = TooLarge("out of memory", big())
 error.add_note("a note")
 raise error
@@ -367,7 +369,7 @@ kept.__cause__.__context__ = kept
 
 def frees(kernel: Kernel, text: str) -> None:
     """Run the lines of a report that free memory; every watched array is dead then."""
-    lines = LINE.findall(text)
+    lines = LINE_OF_REPORT.findall(text)
     assert lines, text
     assert kernel.value("alive()") > 0
     for _, line in lines:
@@ -381,7 +383,7 @@ def errors(notebook: Kernel) -> Kernel:
     return notebook
 
 
-@pytest.mark.parametrize("code", LAST.values(), ids=LAST)
+@pytest.mark.parametrize("code", FAILING_CODE.values(), ids=FAILING_CODE)
 def test_memory_held_by_the_last_error_is_named_and_freed(errors: Kernel, code: str) -> None:
     run_cells(errors, "watched.clear()")
     text = recovery_report(errors, code)
@@ -460,15 +462,15 @@ def test_a_variable_of_the_notebook_is_no_memory_of_an_error(errors: Kernel) -> 
         raise TooLarge("out of memory", mine)
         """,
     )
-    assert LINE.findall(text) == []
+    assert LINE_OF_REPORT.findall(text) == []
     text = recovery_report(errors, 'raise TooLarge("out of memory", big(0))')
-    assert LINE.findall(text) == []
+    assert LINE_OF_REPORT.findall(text) == []
 
 
 def test_names_sizes_and_the_least_size_are_in_the_line(errors: Kernel) -> None:
     run_cells(errors, "watched.clear()")
     text = recovery_report(errors, 'raise TooLarge("out of memory", big(8))')
-    assert LINE.findall(text) == [
+    assert LINE_OF_REPORT.findall(text) == [
         (
             "the last error still holds 8 MiB (args[1])",
             "import sys; sys.last_value = sys.last_exc = None",
@@ -483,11 +485,14 @@ def test_names_sizes_and_the_least_size_are_in_the_line(errors: Kernel) -> None:
         """,
     )
     text = recovery_report(errors, "fail()")
-    assert LINE.findall(text) == [
+    assert LINE_OF_REPORT.findall(text) == [
         ("the error in kept[0] still holds 16 MiB (local of fail())", "kept[0] = None")
     ]
     run_cells(errors, "kept = None", "%config IPyGpuMem.min_held_bytes = '64MiB'")
-    assert LINE.findall(recovery_report(errors, 'raise TooLarge("out of memory", big(8))')) == []
+    assert (
+        LINE_OF_REPORT.findall(recovery_report(errors, 'raise TooLarge("out of memory", big(8))'))
+        == []
+    )
     run_cells(errors, "%config IPyGpuMem.min_held_bytes = '1MiB'")
 
 
@@ -536,11 +541,9 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
     assert kept_errors.find([], own, own, Allowance(0)) == ()
     own = {"error": error}
     (kept_error,) = kept_errors.find([], own, own, Allowance(1000))
-    assert (kept_error.place, kept_error.names, kept_error.remedy) == (
-        "error",
-        ("args[0]",),
-        "del error",
-    )
+    assert kept_error.place == "error"
+    assert kept_error.names == ("args[0]",)
+    assert kept_error.remedy == "del error"
 
 
 def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,6 +557,7 @@ def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stored_errors, "_keyed_errors", counted)
     own = {"errors": [[ValueError(number) for _ in range(100)] for number in range(1000)]}
     kept_errors.find([], own, own, Allowance(1000))
+    # As many of 1,000 lists as the allowance lets the search read.
     assert 40 <= read[0] <= 80
 
 
@@ -574,6 +578,8 @@ def test_the_search_for_cycles_reads_no_long_container(monkeypatch: pytest.Monke
         assert kept_errors._keeps_itself(error, {})
         monkeypatch.undo()
         del error.own  # type: ignore[attr-defined]
+
+    # The lists and the dict have 50,000 items.
     assert max(lengths) < 5000
 
 

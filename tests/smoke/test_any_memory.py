@@ -154,6 +154,7 @@ def test_new_objects_are_named_in_each_kind_of_holder(notebook: Kernel) -> None:
     run_cells(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
     rows = survivors(notebook)
     sizes = {place: sum(row.size_bytes for row in rows if place in row.path) for place in ELSEWHERE}
+    # Each place keeps 9 MiB.
     assert min(sizes.values()) >= 0.95 * 9 * MIB, sizes
 
 
@@ -222,10 +223,14 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
         threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()
         """,
     )
+
+    # The experiment's end names what the thread's cell has made.
     local = 'thread "worker": running work() line 4, local '
     try:
         mib_by_path = {row.path: row.size_bytes >> 20 for row in survivors(notebook)}
         assert mib_by_path == {f"{local}text": 10, f"{local}array": 8, f"{local}rows": 7}
+
+        # The other reports name what it was given, too.
         run_cells(notebook, "del older")
         (text,) = run_cells(notebook, "%gpumem leaks").leaks()
         for name in ("text", "array", "rows", "given"):

@@ -20,12 +20,15 @@ from tests.steps import (
     run_quietly,
 )
 
+NOISE_MIB = 16
+"""MiB that the kernel itself may take or give back during a cell."""
+
 
 def test_the_line_shows_kept_memory_and_the_peak(notebook: Kernel) -> None:
     (line,) = run_quietly(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
     if HAS_POSIX:  # else the peak is sampled
-        assert abs(mib_after(line, "RAM")) < 16
-        assert abs(mib_after(line, "peak") - 256) < 16
+        assert abs(mib_after(line, "RAM")) < NOISE_MIB
+        assert abs(mib_after(line, "peak") - 256) < NOISE_MIB
     run_quietly(notebook, "import ipygpumem", "block = bytearray(128 << 20)")
     assert notebook.value("ipygpumem.last().usages[0].delta_bytes >> 20") in (127, 128, 129)
     assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (
@@ -33,7 +36,7 @@ def test_the_line_shows_kept_memory_and_the_peak(notebook: Kernel) -> None:
         True,
     )
     (line,) = run_quietly(notebook, "del block").reports("cell")
-    assert abs(mib_after(line, "RAM") + 128) < 16
+    assert abs(mib_after(line, "RAM") + 128) < NOISE_MIB
 
 
 def test_an_idle_cells_line_is_short_and_hidden_by_quiet(notebook: Kernel) -> None:
@@ -67,12 +70,10 @@ print('out')
 kept = await asyncio.sleep(0, [1])
 kept"""
     reply = run_quietly(notebook, cell)
-    assert (reply.stdout, reply.stderr, reply.result, notebook.value("kept")) == (
-        "out\n",
-        "",
-        "[1]",
-        [1],
-    )
+    assert reply.stdout == "out\n"
+    assert reply.stderr == ""
+    assert reply.result == "[1]"
+    assert notebook.value("kept") == [1]
     assert re.search(
         r"----> 2 .*1 / 0",
         plain(run_failing(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback),
@@ -185,6 +186,7 @@ def parts(kernel: Kernel) -> dict[str, int]:
     """Return the rows of the host's table; they sum to its title but for what rounding loses."""
     title, rows = host_table(kernel)
     total = parse_bytes(title.partition(",")[0].removeprefix("RAM: "))
+    # Each row is rounded to a hundredth of its unit, of GiB at most.
     assert abs(sum(rows.values()) - total) < len(rows) * GIB // 100, (title, rows)
     return rows
 
@@ -196,9 +198,9 @@ def own(rows: dict[str, int]) -> int:
 def test_the_hosts_parts_follow_cells_and_sum_to_its_total(notebook: Kernel) -> None:
     before = own(parts(notebook))
     run_quietly(notebook, "block = bytearray(b'x') * (512 << 20)")
-    assert abs(own(parts(notebook)) - before - 512 * MIB) < 32 * MIB
+    assert abs(own(parts(notebook)) - before - 512 * MIB) < 2 * NOISE_MIB * MIB
     run_quietly(notebook, "del block")
-    assert abs(own(parts(notebook)) - before) < 32 * MIB
+    assert abs(own(parts(notebook)) - before) < 2 * NOISE_MIB * MIB
 
 
 def test_loading_imports_no_framework_and_keeps_nothing_alive(notebook: Kernel) -> None:
@@ -222,7 +224,9 @@ def test_loading_imports_no_framework_and_keeps_nothing_alive(notebook: Kernel) 
     assert notebook.value("died") == [1]
 
 
-LAST = "(lambda c, u: (u.before_bytes, u.after_bytes, u.peak_bytes, c.freed.get('cpu', 0)))"
+FIGURES_OF_LAST = (
+    "(lambda c, u: (u.before_bytes, u.after_bytes, u.peak_bytes, c.freed.get('cpu', 0)))"
+)
 ENDINGS = {
     "an experiment": (
         "%%experiment big --keep total\nblock = bytearray(256 << 20)\ntotal = len(block)",
@@ -275,14 +279,14 @@ def test_kept_memory_is_measured_after_the_cells_own_clean_up(
     )
     reply = run_quietly(notebook, code) if error is None else run_failing(notebook, code, error)
     line = reply.reports("cell")[0].splitlines()[0]
-    assert abs(mib_after(line, "RAM")) < 16
-    assert abs(mib_after(line, "peak") - 256) < 16
+    assert abs(mib_after(line, "RAM")) < NOISE_MIB
+    assert abs(mib_after(line, "peak") - 256) < NOISE_MIB
     before, after, peak, freed = notebook.value(
-        f"{LAST}(ipygpumem.last(), ipygpumem.last().usages[0])"
+        f"{FIGURES_OF_LAST}(ipygpumem.last(), ipygpumem.last().usages[0])"
     )
-    assert abs(after - before) < 16 * MIB
-    assert abs(peak - before - 256 * MIB) < 16 * MIB
-    assert abs(freed - 256 * MIB) < 16 * MIB
+    assert abs(after - before) < NOISE_MIB * MIB
+    assert abs(peak - before - 256 * MIB) < NOISE_MIB * MIB
+    assert abs(freed - 256 * MIB) < NOISE_MIB * MIB
 
 
 _HOOKS = """

@@ -320,6 +320,8 @@ def test_unmeasured_memory_gets_advice_that_can_be_pasted(notebook: Kernel, tmp_
         f"import asyncio, functools, os, sys; sys.path.insert(0, {str(tmp_path)!r}); "
         f"os.chdir(sys.path[0])",
     )
+
+    # Leaks that each need another line.
     cached = """\
 class Files:
     @staticmethod
@@ -337,6 +339,8 @@ class Files:
             import matplotlib.pyplot as plt
             """,
         )
+
+    # Each line of the report is one of the expected, and together they free all.
     run_cells(notebook, *cases, "await asyncio.sleep(0)")
     told = [line.partition(" · to free it: ")[2] for line in leaks(notebook).splitlines()[1:]]
     expected = {advice.replace("{folder}", str(tmp_path)) for advice in cases.values() if advice}

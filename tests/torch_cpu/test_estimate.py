@@ -330,6 +330,7 @@ def test_the_history_of_lbfgs_is_counted_for_its_iterations() -> None:
         loss.backward()
         return loss
 
+    # The estimate, then the same steps for real.
     estimate = ipygpumem.estimate(optimizer.step, closure)
     assert any("LBFGS" in note for note in estimate.notes)
     with RealStorages(x, y, model.weight) as real:
@@ -449,13 +450,18 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
         assert y.dtype is torch.float16
         y.float().sum().backward()
 
+    # The card of a given size, on which it fits.
     estimate = ipygpumem.estimate(step, device_memory="24GiB")
     (device,) = estimate.devices
-    assert (device.device, device.room_bytes, device.fits) == (CARD, 24 * 1024 * MIB, True)
+    assert device.device == CARD
+    assert device.room_bytes == 24 * 1024 * MIB
+    assert device.fits is True
     assert (
         "cuda:0 is not available: tensors on it and on the host are counted together"
         in estimate.notes
     )
+
+    # A small card, and one of unknown size.
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
 
@@ -544,11 +550,9 @@ def test_a_module_goes_to_a_device_that_is_not_here(
     build: Any, peak: int | None, after: int
 ) -> None:
     (device,) = ipygpumem.estimate(build).devices
-    assert (device.device, device.after_bytes, sum(device.parts.values())) == (
-        CARD,
-        after,
-        device.peak_bytes,
-    )
+    assert device.device == CARD
+    assert device.after_bytes == after
+    assert sum(device.parts.values()) == device.peak_bytes
     assert peak is None or device.peak_bytes == peak
 
 
@@ -583,7 +587,9 @@ def test_the_value_of_a_number_on_the_host_is_known() -> None:
 
     estimate = ipygpumem.estimate(step)
     assert estimate.peak_bytes == pytest.approx(MIB, rel=0.02)
-    assert (estimate.guesses, int(count), weight.grad) == ((), 1000, None)
+    assert estimate.guesses == ()
+    assert int(count) == 1000
+    assert weight.grad is None
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor"])
@@ -724,6 +730,7 @@ def test_estimates_read_tensors_without_the_functions_mode(
     calls: list[object] = []
     follow, call = AllocationTracker._follow_operation, TorchFunctions.__torch_function__
 
+    # Notes each call of a function while an operation is followed.
     def followed(self: Any, *args: Any) -> Any:
         in_operations.append(1)
         try:
@@ -752,6 +759,7 @@ def test_storages_are_marked_without_the_functions_mode(monkeypatch: pytest.Monk
     calls: list[str] = []
     call = TorchFunctions.__torch_function__
 
+    # Notes each call of a function that our own code makes.
     def called(self: Any, func: Any, *args: Any) -> Any:
         caller = sys._getframe(1).f_code
         if is_ours(caller.co_filename):
@@ -792,6 +800,7 @@ def test_a_deep_copy_of_a_model_is_estimated() -> None:
     def known() -> None:
         assert int(copy.deepcopy(model)[1].num_batches_tracked) == 0
 
+    # Its number of batches is known, not guessed.
     estimate = ipygpumem.estimate(known, device="cpu")
     assert not estimate.guesses
 
@@ -815,6 +824,7 @@ def test_deep_copies_of_views_share_a_copy_of_the_whole_storage() -> None:
         assert copied.requires_grad
         return copied
 
+    # The whole storage once; a tensor with its gradient.
     assert ipygpumem.estimate(views, device="cpu").devices[0].kept_bytes == MIB
     assert ipygpumem.estimate(with_gradient, device="cpu").devices[0].kept_bytes == 2 * MIB
 

@@ -43,7 +43,7 @@ from ipygpumem.estimating.isolation.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import RunLimits
 from ipygpumem.estimating.memory import storages
 from tests.alone import alone, printed
-from tests.steps import kernel_with, plain, run_cells, run_failing, run_quietly
+from tests.steps import existing_names, kernel_with, plain, run_cells, run_failing, run_quietly
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 PARTS_THAT_KNOW_MODULES = [
@@ -165,7 +165,7 @@ def estimating(shared: Kernel) -> Kernel:
     return shared
 
 
-CELL = """%%estimate --device-memory 24GiB --device cuda:0
+TRAINING_CELL = """%%estimate --device-memory 24GiB --device cuda:0
 loss = (model(x) * scale).sum()
 loss.backward()
 optimizer.step()
@@ -187,7 +187,9 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
     run_cells(estimating, "losses, scale = [], 2")
     tensors = "[t.tolist() for t in (x, torch.get_rng_state(), *model.parameters())]"
     before = estimating.value(tensors)
-    reply = estimating.run(CELL)
+    reply = estimating.run(TRAINING_CELL)
+
+    # The report.
     assert (reply.status, reply.stdout) == ("ok", "torch.Size([4, 4])\n"), (
         reply.traceback + reply.stderr
     )
@@ -200,12 +202,14 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
     ):
         assert words in report
     assert "only tensors are fake; calls to these run for real: print\n" in report
+
+    # All names and tensors are as before.
     assert estimating.value(tensors) == before
-    state = (
-        "(losses, scale, 'loss' in globals(), model.weight.grad, len(optimizer.state), "
-        "model.training)"
-    )
-    assert estimating.value(state) == ([], 2, False, None, 0, True)
+    assert estimating.value("{'losses': losses, 'scale': scale}") == {"losses": [], "scale": 2}
+    assert existing_names(estimating, "loss") == []
+    assert estimating.value("model.weight.grad") is None
+    assert estimating.value("len(optimizer.state)") == 0
+    assert estimating.value("model.training") is True
 
 
 MISTAKES = {
@@ -332,11 +336,15 @@ def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel)
         with torch.no_grad():
             y = layer(torch.zeros(n << 12, 8192))"""
     )
+
+    # As a cell.
     reply = run_cells(estimating, cell.format(4, "--device-memory 1600MiB") + code)
     assert estimating.value("n, 'layer' in globals()") == (2, False)
     shown, fitted = reply.reports("estimate") + reply.reports("autofit")
     assert "fits: needs" in shown
     assert "n=2 fits" in fitted
+
+    # As a call of a function.
     run_cells(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
     call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=4).value"
     assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 2
@@ -346,6 +354,8 @@ def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel)
         ).result
         is not None
     )
+
+    # A card on which even one does not fit.
     reply = estimating.run(cell.format(2, "--device-memory 400MiB") + code)
     needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
     size, _, room = needs.partition(" of ")
@@ -640,6 +650,8 @@ def scaled(x, scale=torch.tensor(2)):
     assert ipygpumem.estimate(step).notes == ()
     lib, part = (sys.modules.pop(name) for name in ("imported_lib", "imported_part"))
     assert (lib.save, part.item) == (torch.save, torch.Tensor.tolist)
+
+    # Its functions still work.
     assert lib.scaled(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
@@ -671,6 +683,7 @@ def test_collections_skip_objects_from_before_the_estimate() -> None:
     """With large libraries loaded, a pass over the whole heap takes a tenth of an estimate."""
     frozen: list[int] = []
 
+    # Notes how many objects each full collection skips.
     def watch(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] == 2:
             frozen.append(gc.get_freeze_count())
@@ -685,6 +698,8 @@ def test_collections_skip_objects_from_before_the_estimate() -> None:
     assert frozen
     assert min(frozen) > 10_000
     assert gc.get_freeze_count() == 0
+
+    # After an error, too, none is left out.
     with pytest.raises(LookupError):
         ipygpumem.estimate(lambda: [torch.ones(3)][1])
     assert gc.get_freeze_count() == 0
@@ -706,6 +721,7 @@ def step():
     exec(code, names)
     are_small: list[bool] = []
 
+    # Notes for each full collection whether most objects are left out of it.
     def watch(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] == 2:
             are_small.append(gc.get_freeze_count() > 10_000)
@@ -841,6 +857,8 @@ def test_a_thread_that_goes_on_leaves_no_mode_of_torch_on() -> None:
         assert torch.ones(3).shape == (3,)
 
     assert not _python_dispatch.is_in_torch_dispatch_mode()
+
+    # Neither during the thread nor after it.
     ipygpumem.estimate(step)
     assert not _python_dispatch.is_in_torch_dispatch_mode()
     os.write(end, b"x")
@@ -997,7 +1015,12 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
     thread.start()
     estimate = ipygpumem.estimate(code)
     thread.join()
-    assert (ROWS, SEEN, Counts.rows, OTHER) == ([1, 2], {"last": 2}, [2], [1])
+
+    # What the thread has changed stays, what the code has changed is put back.
+    assert ROWS == [1, 2]
+    assert SEEN == {"last": 2}
+    assert Counts.rows == [2]
+    assert OTHER == [1]
     assert [note for note in estimate.notes if "threads of yours are running (logger)" in note]
     assert "threads of yours" not in " ".join(ipygpumem.estimate(code).notes)
 

@@ -56,11 +56,9 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Ch
 def test_the_first_estimate_is_the_usual_one(first_look: ChangeSearch) -> None:
     (plain,) = estimated(PLAIN).devices
     (device,) = first_look.trial_with(first_look.unchanged).estimate.devices
-    assert (device.peak_bytes, device.reserved_bytes, device.parts) == (
-        plain.peak_bytes,
-        plain.reserved_bytes,
-        plain.parts,
-    )
+    assert device.peak_bytes == plain.peak_bytes
+    assert device.reserved_bytes == plain.reserved_bytes
+    assert device.parts == plain.parts
 
 
 def test_a_library_that_the_cell_imports_removes_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +114,7 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
     findings = search(cell, "1GiB", run=False).findings
     lines = [change.line for change in (*candidates(findings), *batch_in_parts(findings, None))]
+    # Else hardly any change is offered.
     assert len(lines) > 6
     taken: dict[str, Any] = {}
     exec(cell, taken)
@@ -260,6 +259,7 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
     del asked[:]
     fit._note_first_fitting(base, list(batch_in_parts(fit.findings, None)))
     assert [trial.passes for trial in fit.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
+    # Few estimates: not one for each size.
     assert len(asked) <= 4
 
 
@@ -305,6 +305,7 @@ def test_combinations_include_each_change_that_saves_memory(
         figures = DeviceEstimate("cuda:0", 0, 0, 0, 0, round(need * 10), room_bytes=10)
         return Trial(changes, Estimate((figures,), 0.0), 0)
 
+    # The search finds the two changes that help, and one that helps only below another.
     monkeypatch.setattr(ChangeSearch, "trial_with", trial_with)
     monkeypatch.setattr("ipygpumem.extras.fit.fit_command.candidates", lambda _: changes)
     fit = search("", "1GiB")

@@ -16,7 +16,7 @@ MEAN = "equal if the loss is a mean over independent rows"
 SUM = "equal if the loss is a sum over independent rows"
 EITHER = "equal if the loss is a mean, or a sum, over independent rows"
 NEITHER = "not equal: the loss adds a mean over the rows to a sum"
-CELL = """
+MODEL_AND_BATCH = """
 import torch
 from torch import nn
 from torch.nn import functional
@@ -24,7 +24,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
 x = torch.randn(8, 16)
 """
-STEP = """
+TRAINING_STEP = """
 y = torch.arange(8) % 10
 out = model(x)
 loss = LOSS
@@ -67,20 +67,22 @@ def first_part(cell: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_is_recognised_as_a_mean_or_a_sum(loss: str) -> None:
-    assert first_part(CELL + STEP.replace("LOSS", loss)).results == LOSSES[loss]
+    assert first_part(MODEL_AND_BATCH + TRAINING_STEP.replace("LOSS", loss)).results == LOSSES[loss]
 
 
 def gradients_of(step: str) -> list[Any]:
     names: dict[str, Any] = {}
-    exec(CELL + step, names)
+    exec(MODEL_AND_BATCH + step, names)
     return [parameter.grad for parameter in names["model"].parameters()]
 
 
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if LOSSES[loss] in (MEAN, SUM)])
 def test_parts_of_a_batch_get_the_gradients_of_the_whole(loss: str) -> None:
     """As the advice for the backward pass of each part says, unless weights alone are counted."""
-    step = STEP.replace("LOSS", loss)
-    advice = re.search(r"# ([^#]*backward\(\)) for each part", first_part(CELL + step).line)
+    step = TRAINING_STEP.replace("LOSS", loss)
+    advice = re.search(
+        r"# ([^#]*backward\(\)) for each part", first_part(MODEL_AND_BATCH + step).line
+    )
     assert advice is not None
     part = step.replace("(x)", "(x[rows])").replace("% 10", "% 10; y = y[rows]")
     part = part.replace("loss.backward()", advice[1])
@@ -113,14 +115,14 @@ model(torch.randn(8, 64)).sum().backward()
     ],
 )
 def test_a_named_size_gets_the_same_advice(loss: str, advice: str) -> None:
-    cell = CELL.replace("x = torch.randn(8", "n = 8\nx = torch.randn(n")
-    step = STEP.replace("LOSS", loss).replace("arange(8)", "arange(n)")
+    cell = MODEL_AND_BATCH.replace("x = torch.randn(8", "n = 8\nx = torch.randn(n")
+    step = TRAINING_STEP.replace("LOSS", loss).replace("arange(8)", "arange(n)")
     assert first_part(cell + step, batch="n").line == advice
 
 
 @pytest.mark.parametrize(("way", "results"), [("sum", SUM), ("mean", MEAN)])
 def test_a_loss_inside_a_model_and_a_scaler_are_followed(way: str, results: str) -> None:
-    cell = f"""{CELL}
+    cell = f"""{MODEL_AND_BATCH}
 class Whole(nn.Module):
     def __init__(self):
         super().__init__()
@@ -134,20 +136,22 @@ scaler.scale(Whole()(x)).backward()
 
 
 def test_the_gradient_of_each_row_adds_up() -> None:
-    step = STEP.replace("LOSS", "out.pow(2).mean(1)").replace(
+    step = TRAINING_STEP.replace("LOSS", "out.pow(2).mean(1)").replace(
         "backward()", "backward(torch.ones(8))"
     )
-    assert first_part(CELL + step).results == SUM
+    assert first_part(MODEL_AND_BATCH + step).results == SUM
 
 
 def test_two_backward_passes_of_different_kinds_are_told_apart() -> None:
-    step = STEP.replace("LOSS", "out.mean()") + "model(x).sum().backward()\n"
-    assert first_part(CELL + step).results == EITHER
+    step = TRAINING_STEP.replace("LOSS", "out.mean()") + "model(x).sum().backward()\n"
+    assert first_part(MODEL_AND_BATCH + step).results == EITHER
 
 
 def test_a_sum_says_that_terms_of_the_weights_count_again() -> None:
     loss = "out.sum() + 0.01 * sum(weight.pow(2).sum() for weight in model.parameters())"
-    assert first_part(CELL + STEP.replace("LOSS", loss)).results.split("; ") == [
+    assert first_part(MODEL_AND_BATCH + TRAINING_STEP.replace("LOSS", loss)).results.split(
+        "; "
+    ) == [
         SUM,
         "terms of the weights alone count once for each part",
     ]

@@ -242,6 +242,8 @@ def test_advice_removes_a_hook_without_a_kept_handle(
 
     advice = _advice(names, keep)
     assert advice.startswith(told)
+
+    # The advised line, as a cell would run it.
     results = list[object]()
     monkeypatch.setattr(sys, "displayhook", results.append)
     exec(compile(advice, "a cell", "single"), names)
@@ -511,6 +513,8 @@ def test_a_running_function_does_not_keep_its_explained_argument() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     started.wait(60)
+
+    # A search runs while the argument is alive, and is over before it dies.
     array = numpy.zeros(100)
     key = storage_key(array)
     assert key is not None
@@ -537,6 +541,8 @@ def test_the_order_of_the_collectors_list_changes_no_path(
     del module
     del shared
     roots = Roots(hidden=frozenset({id(sys._getframe())}))
+
+    # The heap in its order, and backwards.
     holder_paths = set()
     referrers = Heap.referrers
     for step in (1, -1):

@@ -12,14 +12,14 @@ from ipygpumem.heap.knowledge import nodes
 from ipygpumem.heap.knowledge.nodes import Nodes
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
-LIMIT = 50
-STEPS = 400
+LONGEST_CHAIN_KEPT = 50
+LENGTH_OF_CHAIN = 400
 
 
 @pytest.fixture(autouse=True)
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches begin as in a new process with a small limit."""
-    monkeypatch.setattr(nodes, "LONGEST_CHAIN", LIMIT)
+    monkeypatch.setattr(nodes, "LONGEST_CHAIN", LONGEST_CHAIN_KEPT)
     monkeypatch.setattr(nodes, "_ALL_SEARCHES", nodes._AllSearches())
 
 
@@ -62,11 +62,11 @@ ORDERS: dict[str, Order] = {
 def test_searches_together_read_no_longer_chain(
     order: Callable[[list[torch.Tensor]], list[list[torch.Tensor]]],
 ) -> None:
-    steps = chain(STEPS)
+    steps = chain(LENGTH_OF_CHAIN)
     before = objects()
     for tensors in order(steps) * 2:
         search(*tensors)
-    assert 0 < objects() - before <= LIMIT
+    assert 0 < objects() - before <= LONGEST_CHAIN_KEPT
 
 
 def test_a_graph_that_grows_is_read_up_to_the_limit() -> None:
@@ -75,22 +75,22 @@ def test_a_graph_that_grows_is_read_up_to_the_limit() -> None:
     for _ in range(40):  # all stay: one with the identity of a dead tensor would count as read
         steps += chain(10, steps[-1])
         search(steps[-1])
-    assert 0 < objects() - before <= LIMIT
+    assert 0 < objects() - before <= LONGEST_CHAIN_KEPT
 
 
 def test_a_search_stopped_early_counts_the_nodes_it_has_read() -> None:
-    steps = chain(STEPS)
+    steps = chain(LENGTH_OF_CHAIN)
     before = objects()
     for step in steps:
         for _ in Nodes().of(step):
             break
-    assert 0 < objects() - before <= LIMIT
+    assert 0 < objects() - before <= LONGEST_CHAIN_KEPT
 
 
 def test_a_second_search_finds_the_same_nodes() -> None:
-    steps = chain(STEPS)
+    steps = chain(LENGTH_OF_CHAIN)
     first = search(steps[-1])
-    assert first[0] > LIMIT / 2
+    assert first[0] > LONGEST_CHAIN_KEPT / 2
     assert first[1]
     assert search(steps[-1]) == first
 
@@ -103,14 +103,14 @@ def test_many_short_graphs_are_read_in_full() -> None:
 
 def test_a_dead_graph_leaves_the_limit_to_the_next() -> None:
     for _ in range(5):
-        last = chain(LIMIT - 10)[-1]
-        assert search(last) == (LIMIT - 10 + 1, False)
+        last = chain(LONGEST_CHAIN_KEPT - 10)[-1]
+        assert search(last) == (LONGEST_CHAIN_KEPT - 10 + 1, False)
         del last
         gc.collect()
 
 
 def test_searches_of_a_living_graph_list_the_heap_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = chain(STEPS)
+    steps = chain(LENGTH_OF_CHAIN)
     search(steps[-1])
     lists = list[int]()
     get_objects = gc.get_objects
@@ -120,27 +120,31 @@ def test_searches_of_a_living_graph_list_the_heap_seldom(monkeypatch: pytest.Mon
         return get_objects()
 
     monkeypatch.setattr(gc, "get_objects", note_list)
+
+    # Most searches are answered from what the first one knew.
     for step in steps[:200]:
         search(step)
     assert 0 < len(lists) < 10
+
+    # A new graph is found once the old one has gone.
     del step, steps
     gc.collect()
     nodes.expect_dead_nodes()
-    assert search(chain(LIMIT - 10)[-1]) == (LIMIT - 10 + 1, False)
+    assert search(chain(LONGEST_CHAIN_KEPT - 10)[-1]) == (LONGEST_CHAIN_KEPT - 10 + 1, False)
 
 
 def test_a_nodes_identity_may_be_given_to_another_node() -> None:
     for _ in range(5):
-        last = chain(STEPS)[-1]
+        last = chain(LENGTH_OF_CHAIN)[-1]
         before = objects()
         search(last)
-        assert 0 < objects() - before <= LIMIT
+        assert 0 < objects() - before <= LONGEST_CHAIN_KEPT
         del last
         gc.collect()
 
 
 def test_a_tensor_with_a_graph_is_told_without_reading_it() -> None:
-    steps = chain(STEPS)
+    steps = chain(LENGTH_OF_CHAIN)
     before = objects()
     assert all(map(nodes.has_graph, steps))
     assert objects() == before

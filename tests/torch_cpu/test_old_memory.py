@@ -10,7 +10,7 @@ from tests.steps import experiment, run_cells
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
-BEFORE = """
+OLD_MODELS = """
 import collections, copy, dataclasses, functools, types
 import numpy as np, pandas as pd
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -57,7 +57,7 @@ same = sparse; values = sparse.coalesce().values()
 
 
 def test_objects_from_before_the_scope_are_no_leak(notebook: Kernel) -> None:
-    (report,) = run_cells(notebook, BEFORE, experiment(AROUND, name="a")).reports("experiment")
+    (report,) = run_cells(notebook, OLD_MODELS, experiment(AROUND, name="a")).reports("experiment")
     assert "still alive" not in report
     assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
 
@@ -317,7 +317,7 @@ def test_advice_deletes_only_objects_that_the_scope_made(
     assert row.line in ("", "del leak", 'del list(optimizer.state.values())[0]["mean"]')
 
 
-PUT = """
+PUT_INTO_OLD_LIST = """
 cache.append(torch.ones(1 << 19))
 model = nn.Linear(512, 1024)
 cache.append(model)
@@ -341,7 +341,7 @@ HOLDERS = [
 
 
 def test_new_objects_inside_an_old_container_are_reported(notebook: Kernel) -> None:
-    run_cells(notebook, BEFORE, experiment(PUT, name="a"))
+    run_cells(notebook, OLD_MODELS, experiment(PUT_INTO_OLD_LIST, name="a"))
     assert sorted((row.path, row.line) for row in survivors(notebook)) == HOLDERS
 
 

@@ -216,6 +216,8 @@ def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     with ipygpumem.peak() as peak:
         optimizer = train(model, data)
     monkeypatch.undo()
+
+    # Only the user's names are visited.
     assert len(visited) < 2000  # the user's names; a pass visits every object
     parts = ram(peak).parts
     assert parts["parameters"] == parts["gradients"]
@@ -242,6 +244,8 @@ def test_a_block_without_new_tensors_lists_the_heap_once(
     monkeypatch.setattr(gc, "get_objects", note)
     with ipygpumem.peak() as peak:
         exec(code, {"torch": torch})
+
+    # One list of the heap, and the names of what was there before.
     assert lists == [passes]
     owners = {(row.role, row.name or row.module): row.size_bytes for row in ram(peak).rows}
     assert owners["data", 'held["a part"][0]'] == 4 * MIB
@@ -267,7 +271,9 @@ def test_an_operation_is_followed_with_few_calls(monkeypatch: pytest.MonkeyPatch
         finally:
             sys.setprofile(None)
     operations = calls["__torch_dispatch__"]
+    # Else the counts below say little.
     assert operations > 50
+    # Our own calls, on average for each operation.
     assert calls.total() < 10.5 * operations
     del optimizer
 
@@ -699,6 +705,8 @@ def test_blocks_end_in_any_order_and_keep_other_torch_modes() -> None:
 
     layers_of_jobs = list[Any]()
     theirs = Passing()
+
+    # Three blocks are open, and a mode of the user's above them.
     jobs = [job() for _ in range(3)]
     blocks = [next(job) for job in jobs]
     theirs.__enter__()
@@ -709,6 +717,8 @@ def test_blocks_end_in_any_order_and_keep_other_torch_modes() -> None:
         stack = dispatch._get_current_dispatch_mode_stack()
         assert stack[-1] is theirs
     assert stack == [theirs]
+
+    # All modes have gone.
     theirs.__exit__(None, None, None)
     assert not dispatch.is_in_torch_dispatch_mode()
     assert [ram(block).size_bytes // (4 * MIB) for block in blocks] == [1, 0, 1]

@@ -170,6 +170,8 @@ def test_equal_layers_are_computed_by_torch_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(FakeTensorMode, "dispatch", counted)
     numbers = []
+
+    # Two layers, and eight of the same shape.
     for layers in (2, 8):
         model = Layers(layers)
         x = torch.zeros(2, 8, 32)

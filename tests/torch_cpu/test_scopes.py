@@ -185,6 +185,8 @@ def test_a_line_also_frees_data_that_a_graph_has_saved(notebook: Kernel, code: s
 @pytest.mark.usefixtures("small_heap")
 def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
+
+    # A model from before the experiment: its optimizer's state and gradients are new.
     run_cells(
         notebook,
         "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []",
@@ -199,6 +201,8 @@ def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) 
     assert of_gradient in text.splitlines()
     run_cells(notebook, of_gradient.rpartition("to free it: ")[2])
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+
+    # A model of the experiment, which is kept alive by its optimizer.
     make = (
         "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); "
         "adams.append(other)"

@@ -27,7 +27,7 @@ x = torch.ones(2**18)
 w = torch.ones(2**18, requires_grad=True)
 a = (x * w).exp().sum()
 """
-STEP = "a = nn.Linear(512, 512)\na(torch.ones(1, 512)).sum().backward()\n"
+TRAINING_STEP = "a = nn.Linear(512, 512)\na(torch.ones(1, 512)).sum().backward()\n"
 ERROR = """\
 def f():
     big = bytes(MIB)
@@ -65,9 +65,9 @@ CASES = [
     ("b = torch.zeros(2**18); a = b.detach()", 0, 1),
     ("b = np.zeros(2**17); a = torch.from_numpy(b)", 0, 1),
     ("a = nn.Linear(512, 512); b = torch.optim.SGD(a.parameters())", 0, 1),
-    (STEP, 2, 2),
-    (STEP + "b = a; a = torch.optim.Adam(b.parameters()); a.step()", 2, 4),
-    (STEP + "a.requires_grad_(False); a = [a.weight, a.bias]", 2, 2),
+    (TRAINING_STEP, 2, 2),
+    (TRAINING_STEP + "b = a; a = torch.optim.Adam(b.parameters()); a.step()", 2, 4),
+    (TRAINING_STEP + "a.requires_grad_(False); a = [a.weight, a.bias]", 2, 2),
     (GRAPH, 1, 3),
     (GRAPH + "del x, w", 3, 3),
     (GRAPH + "b = a * 2; del x, w", 0, 3),
@@ -136,7 +136,7 @@ CASES = [
     ("class A: pass\na = A(); a.big = bytes(MIB); a.me = a; b = a.big", 0, 1),
 ]
 """Code, and the MiB that deleting ``a`` frees, of those that it holds."""
-RUN = """
+DEFINE_OF_CASE = """
 import ctypes, io, numpy, pandas, polars, pyarrow, ipygpumem
 gc.freeze()  # each of the many looks at the heap would go over all of these
 def of_case(code):
@@ -148,7 +148,7 @@ def of_case(code):
     return [round(size / 2**20) for size in (found.freed_bytes.get("cpu", 0), found.size_bytes, held)]
 """  # noqa: E501
 
-TOP = """
+DEFINE_FREED_IN_TOP = """
 import ctypes, io, numpy as np, pandas, polars, pyarrow, torch, ipygpumem
 MIB = 2**20
 def freed_in_top(code):
@@ -360,7 +360,7 @@ values = [losses[0].detach(), torch.ones(2**18)]
 
 
 def test_deleting_a_name_frees_objects_without_another_holder(notebook: Kernel) -> None:
-    run_cells(notebook, RUN)
+    run_cells(notebook, DEFINE_OF_CASE)
     codes = [code for code, *_ in CASES]
     sizes_by_code = dict(
         zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True)
@@ -387,7 +387,7 @@ def test_a_module_consists_of_its_hooks_and_other_attributes_too(notebook: Kerne
 def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> None:
     """``top`` compares addresses inside, ``why`` also those outside."""
     libraries = re.compile(r"\b(pyarrow|polars|torch\.from\w+|frombuffer|ctypes|BytesIO)\b")
-    run_cells(notebook, TOP)
+    run_cells(notebook, DEFINE_FREED_IN_TOP)
     codes = {code: freed for code, freed, _ in CASES if libraries.search(code)}
     said = notebook.value(f"[freed_in_top(code) for code in {list(codes)}]")
     assert dict(zip(codes, said, strict=True)) == codes
@@ -555,6 +555,8 @@ def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> N
         "small = numpy.ones(9); small.resize(3); del block, array, gone, rows",
         "%reset_selective -f ^net$",
     )
+
+    # Names that `del`, or %reset_selective, has deleted, while something else holds the object.
     for name, size, holder in (
         ("block", "4 MiB", "kept[0]"),
         ("array", "2 MiB", "part"),
@@ -570,6 +572,8 @@ def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> N
         "none of its memory is known to be alive"
         in run_cells(notebook, "%gpumem why gone").reports("why")[0]
     )
+
+    # Names that were bound to other objects since.
     run_cells(
         notebook,
         "row = 1; del row",
@@ -586,6 +590,8 @@ def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> N
             "none of its memory is known to be alive"
             in run_cells(notebook, f"%gpumem why {name}").reports("why")[0]
         )
+
+    # Objects that are gone by now.
     run_cells(notebook, "del kept, models; small.resize(2)")
     for name in ("block", "net"):
         assert (
@@ -609,6 +615,7 @@ def test_objects_with_one_holder_cost_next_to_nothing() -> None:
     for row in rows:
         row.cells = [object()]  # type: ignore[attr-defined]
     region = Region([[rows, rows[0]]], keeps_folded=True)
+    # Of a thousand rows, each with a list, nearly all are folded into `rows`.
     assert len(region.objects) < 100 < 1900 < len(region.folded)
     del region, row
     ownership = ipygpumem.why(rows)
@@ -658,6 +665,8 @@ def test_an_object_has_no_holder_for_memory_shared_by_its_type() -> None:
     waiting.put(bytearray(MIB))
     cached(MIB)
     squared = Square.apply(torch.ones(2**18, requires_grad=True))
+
+    # None of what classes, caches and queues have in common is a holder.
     for ownership in (
         ipygpumem.why(waiting),
         ipygpumem.why(cached),
@@ -700,6 +709,7 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Folder, "fold", counted)
     ownership = ipygpumem.why(rows)
+    # Not one for each of the 5,000 rows.
     assert len(folded) < 100
     assert "local again" in ownership.held[0].holder.path
     alone = ipygpumem.why([[number + 10**7] for number in range(5000)])
@@ -732,6 +742,7 @@ def test_a_container_too_long_to_search_holds_all_its_objects() -> None:
     both = numbers + [box[0] for box in boxes]
     ownership = ipygpumem.why(both)
     held = {part.holder.path: part.objects for part in ownership.held}
+    # Nearly all of the list's 10,000.
     assert max(held.values()) > 9_900
     assert not any("cannot be seen" in path for path in held)
 

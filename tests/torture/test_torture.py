@@ -101,6 +101,8 @@ def test_stored_run_and_debugged_code_works_after_an_experiment() -> None:
             """,
             "%cd -q {__import__('tempfile').mkdtemp()}",
         )
+
+        # A script and a stored variable from before the experiment.
         run_quietly(
             kernel,
             "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return "
@@ -120,8 +122,12 @@ def test_stored_run_and_debugged_code_works_after_an_experiment() -> None:
             %store x
             """,
         )
+
+        # They work after it, and so does what it has stored.
         run_quietly(kernel, "%store -r kept", "%store -r x")
         assert kernel.value("kept is stored, x, f()") == (True, [3], [2])
+
+        # So does the debugger.
         run_failing(
             kernel,
             """

@@ -234,7 +234,7 @@ class BackwardSearch:
         """Return the objects of a level whose referrers are searched, by identity.
 
         An object that a permanent root keeps does not die, so its referrers do not matter. Of a
-        very wide level, only the first objects are searched.
+        very wide level, only the first objects are searched, and ``is_limited`` becomes True.
         """
         if len(level) > self._WIDEST_LEVEL:
             self.is_limited = True

@@ -83,7 +83,9 @@ class CollectionWatch:
         self.stop.atexit = False
 
     def last(self) -> object:
-        """Return the collector's report of the start of the last collection."""
+        """Return the collector's report of the start of the last collection; begin to listen for
+        it if nothing does.
+        """
         is_listening = any(map(is_, gc.callbacks, repeat(self._note)))
         if not is_listening:  # at first, or if the user has cleared the list
             self._events["start"] = object()

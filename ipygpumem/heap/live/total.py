@@ -114,7 +114,8 @@ class ObjectCount:
     def _untracked_in_arrays(self, arrays: Sequence[object]) -> list[object]:
         """Return the untracked elements of arrays of objects, such as the text in a data frame.
 
-        Views of one array show the same elements, which are read once.
+        Views of one array show the same elements, which are read once: a later call leaves them
+        out.
         """
         elements = list[object]()
         if not arrays:
@@ -139,7 +140,7 @@ class ObjectCount:
         return []
 
     def _not_counted(self, untracked: Sequence[object]) -> list[object]:
-        """Return the objects that were not counted yet, each once.
+        """Return the objects that were not counted yet, each once; a later call leaves them out.
 
         Objects with one reference are met once, so that they need not be remembered: there may be
         millions.

@@ -440,6 +440,7 @@ class PathWriter:
     ) -> list[Cut]:
         """Return the references from a container to items, of which there may be very many: those
         of ``runs[3]`` and ``runs[5]``. They are empty if an item cannot be removed by itself.
+        Otherwise it also notes the items as removed by the report's lines.
 
         Args:
             root: the root of the chain.
@@ -471,8 +472,8 @@ class PathWriter:
     def _cuts_of_elements(
         self, root: Root, chain: Sequence[object], wanted: dict[int, object]
     ) -> list[Cut]:
-        """Return the references from an array of objects to elements of it; none if an element
-        cannot be removed by itself.
+        """Return the references from an array of objects to elements of it, and note the elements
+        as removed; none if an element cannot be removed by itself.
 
         Args:
             root: the root of the chain.

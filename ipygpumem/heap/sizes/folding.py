@@ -300,7 +300,7 @@ class Folder:
 
     def _references_of_long(self, container: Any) -> Iterator[tuple[References, int]]:
         """Yield the references of a long container in chunks; of a very long container, the
-        references of a sample of its items.
+        references of a sample of its items. The reading is incomplete if a thread changes it.
         """
         base = self._types.containers[id(type(container))]
         stands_for = self._stands_for(base.__len__(container))
@@ -337,7 +337,9 @@ class Folder:
         yield References(self._context.barriers.enterable(attributes)), 1
 
     def _stands_for(self, length: int) -> int:
-        """Return the number of items for which each item of a sample stands; 1 without a sample."""
+        """Return the number of items for which each item of a sample stands, and note in the graph
+        that its bytes are an estimate; 1 without a sample.
+        """
         stands_for = max(1, -(-length // self._context.sampled_from))
         if stands_for > 1:
             self._graph.notes[SAMPLED] = None

@@ -109,7 +109,9 @@ class ReadingLimits:
         self._visited += number
 
     def is_reached(self) -> bool:
-        """Return True if the reading has read as many objects as it may; then it is incomplete."""
+        """Return True if the reading has read as many objects as it may; ``is_complete`` becomes
+        False then.
+        """
         if self._visited <= self._most:
             return False
         self.is_complete = False

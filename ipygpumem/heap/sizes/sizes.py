@@ -206,7 +206,8 @@ class Sizes:
         """Return the memory that ``value`` holds and that no earlier call counted.
 
         With a ``label``, later measurements of objects that share memory with ``value`` name it in
-        ``also_in``.
+        ``also_in``. Its nodes count as measured from now on, and ``complete`` tells if a limit was
+        reached.
         """
         if not self._begin():
             return MeasuredSize({}, complete=False)

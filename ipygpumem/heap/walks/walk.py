@@ -333,7 +333,9 @@ class Walk:
             self._queue.append(([item], path))
 
     def _contents_of_waiting(self) -> Iterator[Group]:
-        """Yield the contents of the objects that wait to be entered, long containers last."""
+        """Yield the contents of the objects that wait to be entered, long containers last. The walk
+        is incomplete if a thread changes one of them.
+        """
         while self._queue or self._long:
             try:
                 if self._queue:
@@ -379,7 +381,7 @@ class Walk:
 
     def _contents_of_long(self, container: Any) -> Iterator[Sequence[Any]]:
         """Yield the items of a long container in chunks, then its attributes if it is an instance
-        of a subclass.
+        of a subclass. The walk is incomplete if it may enter only some of the items.
         """
         base = self._types.containers[id(type(container))]
         for number, part in enumerate(parts_of_container(container, base)):
@@ -423,7 +425,8 @@ class Walk:
         self, items: Sequence[Any], *, with_paths: bool
     ) -> tuple[list[Any], list[Any]]:
         """Return the arrays among ``items`` that the walk has not seen, and the unseen objects that
-        may lead to more; of the latter only as many as may still be entered.
+        may lead to more; of the latter only as many as may still be entered. From now on, the
+        walk has seen all of these, and keeps them alive until its end.
 
         Args:
             items: some items of a group.
