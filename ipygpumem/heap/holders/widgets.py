@@ -135,8 +135,8 @@ class WidgetRegistry:
         if len(family) == 1:  # widgets.IntSlider()
             cut = replace(registration, kind=Kind.CLOSED, target=code, ending="close()")
             return replace(root, code=code, cut=cut)
-        if number_of_families == 1:  # the line may close all widgets
-            return replace(root, cut=registration)
+        if number_of_families == 1:  # the line closes all widgets, and has no other form for all
+            return replace(root, cut=replace(registration, size=0, removal_of_all=""))
         if not _is_box_of_all(family):  # such as a box in a box
             return replace(root, advice="close() each of its widgets")
         imports, target = split(code)  # widgets.HBox([slider, label])
