@@ -363,7 +363,7 @@ def test_growth_in_every_iteration_is_reported_with_its_holder(
 
     grow(100 * MIB)
     # The loop has not freed the memory that the look frees.
-    monkeypatch.setattr(growth_search, "live_tensors", lambda garbage: grow(-30 * MIB))
+    monkeypatch.setattr(growth_search, "create_hidden_tensors", lambda garbage: grow(-30 * MIB))
     run_growing_loop(kept, step, grow)
     printed = capsys.readouterr().out
     assert re.search(
