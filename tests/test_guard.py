@@ -313,6 +313,9 @@ def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Pat
 
 
 def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell) -> None:
+    """A cell may allocate half of what is left up to 32 MiB above the limit: at most 32 MiB, and at
+    least 4. The process has 100 to 400 MiB of its own here.
+    """
     loaded.run_line_magic("gpumem", "guard on --limit 250MiB")
     (guard,) = MemoryGuard._in_force
     rooms = [

@@ -177,10 +177,14 @@ def _reduction_factor(step: object) -> float:
     return factor
 
 
+_INVALID_SHARE = 1.0
+"""No share that must stay free: nothing could be used."""
+
+
 def _parsed_share(headroom: object) -> float:
     """Return the share that ``5%``, ``0.05`` or a number stands for."""
     text = headroom[:40] if type(headroom) is str else quoted(headroom)
-    share = 1.0
+    share = _INVALID_SHARE
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     if isinstance(headroom, Real) and not isinstance(headroom, bool):
         share = float(headroom)

@@ -219,8 +219,8 @@ class _CellTry:
         return shown_since(self._last_error_id)
 
     def saved_bytes(self) -> int:
-        """Return the bytes of the objects that the cell's names had before the try, and that the
-        scope keeps to restore them.
+        """Return the bytes of the tensors and arrays that the cell's names had before the try, and
+        that the scope keeps to restore them. Other objects are not measured: it would take long.
         """
         return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
 

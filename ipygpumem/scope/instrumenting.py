@@ -13,6 +13,10 @@ A binding that is certain gets one look-up before it (``BINDS``). Any other gets
     def x(): ...        __ipygpumem_names__["may bind x"]
                         def x(): ...
                         __ipygpumem_names__["has bound x"]
+
+After an import, the word is ``HAS_IMPORTED``, because modules may stay when a scope ends, and after
+``del x``, it is ``HAS_DELETED``. A statement that may bind some names before it fails gets
+``HAS_ENDED`` in a ``finally``: the objects of the names then show what it has bound.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ NAMED_RESULTS = {
 
 
 @pytest.mark.parametrize("case", NAMED_RESULTS)
-def test_leaks_leaves_the_graph_of_a_named_result_alone(notebook: Kernel, case: str) -> None:
+def test_leaks_lists_graphs_of_named_results_only_if_needless(notebook: Kernel, case: str) -> None:
     code, expected = NAMED_RESULTS[case]
     run_cells(notebook, SETUP, code)
     (report,) = run_cells(notebook, "%gpumem leaks").leaks()

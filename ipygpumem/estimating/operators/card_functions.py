@@ -132,8 +132,8 @@ class CardFunctions:
         """
         wants_float32 = kwargs.get("dtype") is torch.float32
         converts = wants_float32 and source.dtype is torch.float16
-        is_plain = self._devices.cpu_is_stand_in and not self._autocast.is_enabled()
-        if not converts or not is_plain:
+        runs_on_card = self._devices.cpu_is_stand_in
+        if not converts or not runs_on_card or self._autocast.is_enabled():
             return original(source, *args, **kwargs)
         dim = kwargs["dim"] if "dim" in kwargs else args[0]
         half_to_float = True

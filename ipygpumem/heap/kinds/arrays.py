@@ -533,8 +533,8 @@ def span_of(array: Any) -> ArraySpan:
 
 
 def spans_of(arrays: Iterable[Any]) -> set[ArraySpan]:
-    """Return the addresses of the arrays that own the memory of some arrays, as far as it is
-    mapped.
+    """Return the addresses of the arrays that own the memory of some arrays. Those of closed shared
+    memory are left out: their addresses are no longer mapped.
     """
     owners = filter(is_array, map(owner_of, arrays))
     return {span_of(owner) for owner in owners if not is_on_closed_map(owner)}

@@ -417,11 +417,13 @@ class Garbage:
     def _collect_old(self) -> int:
         """Collect all generations once; return the number of objects that died.
 
-        It also makes the objects old that finalisers have made in a collection of young garbage.
+        Objects that finalisers made in an earlier collection of young garbage are old afterwards.
         """
-        died = self._collect_with_instances(2)
+        all_generations = 2
+        died = self._collect_with_instances(all_generations)
         if self.last is not None:
-            self.last = GcMark(self._watch)  # objects made by finalisers are young
+            # The objects that finalisers made in this collection are young again.
+            self.last = GcMark(self._watch)
         return died
 
     def cell_ended(
